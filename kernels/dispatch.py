@@ -1,0 +1,63 @@
+"""Which kernels serve a device: Gluon on Hopper, plain Triton elsewhere, and the reason for it."""
+
+import os
+from functools import cache
+
+import torch
+
+# Gluon is experimental: its kernels are used with the Triton releases that they were soaked with on a GPU.
+HOPPER_TRITON = ("3.6",)
+OLDEST_TRITON = (3, 6)
+
+
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs the kernels, on CPU tensors (``TRITON_INTERPRET=1``)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def triton_version() -> str | None:
+    """The installed Triton's version, or None without Triton."""
+    try:
+        import triton
+    except ImportError:
+        return None
+    return str(triton.__version__)
+
+
+@cache
+def why_not_triton(device: torch.device) -> str | None:
+    """None if the Triton kernels run on ``device``, else the reason why they do not."""
+    version = triton_version()
+    if version is None:
+        return "triton is not installed"
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
+        return f"triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}"
+    if device.type == "cpu":
+        return None if interpreting() else "the device is a CPU (TRITON_INTERPRET=1 interprets the kernels there)"
+    if device.type != "cuda":
+        return f"the device is {device.type}, not CUDA"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than compute capability 8.0"
+    return None
+
+
+@cache
+def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
+    """None if the Gluon kernels run on ``device`` at ``dtype``, else the reason why plain Triton does.
+
+    Depends on nothing else, so that one model gets one backend, and with it one set of bits, for every input.
+    """
+    reason = why_not_triton(device)
+    if reason is not None:
+        return reason
+    if device.type == "cpu":
+        return "Gluon kernels cannot be interpreted"
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) != (9, 0):
+        return f"{torch.cuda.get_device_name(device)} is not a Hopper GPU"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the Gluon kernels take bfloat16 and float16, not {dtype}"
+    version = triton_version()
+    if version is None or not version.startswith(HOPPER_TRITON):
+        return f"the Gluon kernels were soaked with triton {' and '.join(HOPPER_TRITON)}, not with {version}"
+    return None
