@@ -1,0 +1,284 @@
+"""The encoder: images in, image tokens out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ernie_vit.kernels.dispatch import why_not_triton
+from ernie_vit.model.config import ErnieVisionConfig
+from ernie_vit.model.metadata import EncoderMetadata, Grid, prepare_encoder_metadata
+from ernie_vit.model.operators import Backend, choose_operators
+from ernie_vit.model.resampler import Resampler
+from ernie_vit.model.tower import VisionTower
+
+if TYPE_CHECKING:
+    from ernie_vit.model.images import Image
+
+INIT_STD = 0.02  # transformers' initializer_range of this model
+
+
+def choose_backend(
+    backend: Literal["auto"] | Backend, device: torch.device, dtype: torch.dtype
+) -> tuple[Backend, str]:
+    """The backend that computes on ``device`` at ``dtype``, and why.
+
+    Raises:
+        ValueError: ``backend="triton"`` was asked for and cannot run there, or the name is unknown.
+    """
+    if backend not in ("auto", "triton", "torch"):
+        raise ValueError(f"backend: expected 'auto', 'triton' or 'torch', got {backend!r}")
+    if backend == "torch":
+        return "torch", "asked for"
+    obstacle = why_not_triton(device)
+    if obstacle is None and dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        obstacle = f"the kernels take bfloat16, float16 and float32, not {dtype}"
+    if backend == "triton":
+        if obstacle is not None:
+            raise ValueError(f"backend: 'triton' cannot run here: {obstacle}")
+        return "triton", "asked for"
+    if obstacle is None and device.type == "cpu":
+        obstacle = "the device is a CPU"
+    return ("triton", f"the kernels run on {device}") if obstacle is None else ("torch", obstacle)
+
+
+class ErnieVisionEncoder(nn.Module):
+    """ERNIE-4.5-VL's vision tower and resampler.
+
+    ``state_dict()`` has the keys and shapes of transformers' ``Ernie4_5_VLMoeModel`` under ``vision_tower.`` and
+    ``resampler_model.``. A new encoder is for inference: its parameters ask for no gradient and it is in eval mode. To
+    train, use ``backend="torch"`` and ``requires_grad_()``.
+
+    Args:
+        config: sizes; default: the model's own.
+        backend: "triton", "torch", or "auto": Triton on a GPU that its kernels run on, else PyTorch.
+        stages: for single stages of the tower ("attention", "rotary", "mlp", "norm", "linear") another backend than the
+            rest, to find a fault by halves.
+    """
+
+    def __init__(
+        self,
+        config: ErnieVisionConfig | None = None,
+        *,
+        backend: Literal["auto"] | Backend = "auto",
+        stages: dict[str, Backend] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config or ErnieVisionConfig()
+        self.vision_tower = VisionTower(self.config)
+        self.resampler_model = Resampler(self.config)
+        self.set_backend(backend, stages)
+        self.requires_grad_(False).eval()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ErnieVisionConfig | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        backend: Literal["auto"] | Backend = "auto",
+    ) -> "ErnieVisionEncoder":
+        """Random weights, the same for a seed on every device: normal of std 0.02, norms 1, biases 0.
+
+        ``device`` defaults to the GPU where there is one, ``dtype`` to bfloat16 there and float32 on a CPU.
+        """
+        device, dtype = _defaults(device, dtype)
+        encoder = cls._empty(config, device, dtype, backend)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in encoder.named_parameters():
+                if parameter.dim() > 1:
+                    drawn = torch.empty(parameter.shape).normal_(0, INIT_STD, generator=generator)
+                    parameter.copy_(drawn)
+                else:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        return encoder
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_hub_id: str | Path,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        backend: Literal["auto"] | Backend = "auto",
+    ) -> "ErnieVisionEncoder":
+        """A checkpoint's weights: of a folder, or of a hub, from which only the shards with vision tensors are loaded.
+
+        Takes the spellings of the original checkpoint, of transformers and of vLLM. ``device`` and ``dtype`` default as
+        in :meth:`from_config`.
+
+        Raises:
+            FileNotFoundError: there is no config or no weights file.
+            ValueError: vision tensors are missing, unknown or of another shape; all are named.
+        """
+        from ernie_vit.model.weights import read_config, read_vision_weights
+
+        device, dtype = _defaults(device, dtype)
+        config = read_config(path_or_hub_id)
+        encoder = cls._empty(config, device, dtype, backend)
+        weights = read_vision_weights(path_or_hub_id, config, dtype=dtype, device=device)
+        encoder.load_state_dict(weights, assign=True)
+        return encoder.requires_grad_(False)
+
+    @classmethod
+    def from_transformers(
+        cls, model: nn.Module, *, backend: Literal["auto"] | Backend = "auto"
+    ) -> "ErnieVisionEncoder":
+        """Share the parameters of a loaded ``Ernie4_5_VLMoeForConditionalGeneration`` (or its ``.model``), no copy.
+
+        Raises:
+            ValueError: ``model`` has no ``vision_tower`` and ``resampler_model``.
+        """
+        inner = getattr(model, "model", model)
+        parts = [name for name in ("vision_tower", "resampler_model") if not hasattr(inner, name)]
+        if parts:
+            raise ValueError(f"model: expected transformers' ERNIE-4.5-VL, got {type(model).__name__} without {parts}")
+        model_config: Any = inner.config
+        with torch.device("meta"):
+            encoder = cls(ErnieVisionConfig.from_dict(model_config.to_dict()), backend=backend)
+        for name in dict(encoder.named_parameters()):
+            owner, _, leaf = name.rpartition(".")
+            setattr(encoder.get_submodule(owner), leaf, inner.get_parameter(name))
+        return encoder.train(inner.training)
+
+    @classmethod
+    def _empty(
+        cls,
+        config: ErnieVisionConfig | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        backend: Literal["auto"] | Backend,
+    ) -> "ErnieVisionEncoder":
+        """Parameters of undefined content; a backend that cannot run there is refused before they take memory."""
+        choose_backend(backend, device, dtype)
+        with torch.device("meta"):
+            encoder = cls(config, backend=backend)
+        return encoder.to(dtype).to_empty(device=device)
+
+
+    def set_backend(
+        self, backend: Literal["auto"] | Backend = "auto", stages: dict[str, Backend] | None = None
+    ) -> None:
+        """Choose what computes the tower; arguments as in the class."""
+        choose_operators("torch" if backend == "auto" else backend, stages)  # refuses unknown names at once
+        self._backend, self._stages = backend, dict(stages or {})
+
+    @property
+    def backend(self) -> Backend:
+        """What computes the tower where the parameters are now: "triton" or "torch"."""
+        return choose_backend(self._backend, self.device, self.dtype)[0]
+
+    @property
+    def backend_reason(self) -> str:
+        return choose_backend(self._backend, self.device, self.dtype)[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.vision_tower.patch_embed.proj.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.vision_tower.patch_embed.proj.weight.dtype
+
+
+    def forward(
+        self, pixel_values: Tensor, grid_thw: Grid | None = None, *, metadata: EncoderMetadata | None = None
+    ) -> Tensor:
+        """Encode images and videos, in any order.
+
+        Args:
+            pixel_values: ``[patches, 588]`` normalised rows of the image processor, floating point, on the encoder's
+                device; the items one after the other, each frame merge window by merge window.
+            grid_thw: ``[items, 3]`` integers on the host: frames, height, width in patches. One frame is an image, an
+                even number is a video.
+            metadata: in place of ``grid_thw``, what :func:`prepare_encoder_metadata` made of it on this device.
+
+        Returns:
+            ``[tokens, text_hidden_size]``, the items' tokens one after the other: a quarter of an image's patches, an
+            eighth of a video's.
+
+        Raises:
+            TypeError: the rows are integers, or neither or both of ``grid_thw`` and ``metadata`` are given.
+            ValueError: the rows have another width, number or device than expected, or a size cannot be encoded (an
+                odd number of frames above one is refused, never cut).
+            RuntimeError: the call would need a gradient and Triton's kernels compute the tower.
+        """
+        if (grid_thw is None) == (metadata is None):
+            raise TypeError("expected one of grid_thw and metadata, got both or neither")
+        if metadata is None:
+            assert grid_thw is not None
+            metadata = prepare_encoder_metadata(grid_thw, device=self.device)
+        self._check_pixels(pixel_values, metadata)
+        ops = choose_operators(self.backend, self._stages)
+        hidden_states = self.vision_tower(pixel_values, metadata, ops)
+        tokens: Tensor = self.resampler_model(hidden_states[: metadata.num_patches], metadata.temporal_rows)
+        return tokens
+
+    def encode(
+        self, images: "Sequence[Image]", *, min_pixels: int | None = None, max_pixels: int | None = None
+    ) -> list[Tensor]:
+        """Encode images: PIL images, paths or ``[height, width, 3]`` uint8 arrays.
+
+        Returns:
+            One ``[tokens, text_hidden_size]`` an image, in order.
+        """
+        pixel_values, grid_thw = self.preprocess(images, min_pixels=min_pixels, max_pixels=max_pixels)
+        metadata = prepare_encoder_metadata(grid_thw, device=self.device)
+        tokens = self(pixel_values.to(self.device), metadata=metadata)
+        return list(tokens.split(metadata.tokens_per_item))
+
+    def encode_video(
+        self, frames: "Sequence[Image]", *, min_pixels: int | None = None, max_pixels: int | None = None
+    ) -> Tensor:
+        """Encode the frames of one video, all of one size; an odd number is completed by repeating the last one.
+
+        Returns:
+            ``[tokens, text_hidden_size]``.
+        """
+        from ernie_vit.model.images import preprocess_video
+
+        pixel_values, grid_thw = preprocess_video(frames, min_pixels=min_pixels, max_pixels=max_pixels)
+        tokens: Tensor = self(pixel_values.to(self.device), grid_thw)
+        return tokens
+
+    def preprocess(
+        self, images: "Sequence[Image]", *, min_pixels: int | None = None, max_pixels: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """transformers' image processor: ``pixel_values`` float32 ``[patches, 588]`` and ``grid_thw`` int64, on the CPU.
+
+        ``min_pixels`` and ``max_pixels`` bound an image's area after resizing; default: the processor's own.
+        """
+        from ernie_vit.model.images import preprocess_images
+
+        return preprocess_images(images, min_pixels=min_pixels, max_pixels=max_pixels)
+
+    def _check_pixels(self, pixel_values: Tensor, metadata: EncoderMetadata) -> None:
+        if not pixel_values.is_floating_point():
+            raise TypeError(
+                f"pixel_values: expected the processor's normalised floating-point rows, got {pixel_values.dtype}"
+            )
+        width = self.config.patch_width
+        if pixel_values.dim() != 2 or pixel_values.shape[1] != width:
+            raise ValueError(f"pixel_values: expected shape [patches, {width}], got {list(pixel_values.shape)}")
+        if pixel_values.shape[0] != metadata.num_patches:
+            raise ValueError(
+                f"pixel_values: expected {metadata.num_patches} rows, as the items' sizes say, "
+                f"got {pixel_values.shape[0]}"
+            )
+        for name, device in (("pixel_values", pixel_values.device), ("metadata", metadata.cu_seqlens.device)):
+            if device != self.device:
+                raise ValueError(f"{name}: expected tensors on the encoder's {self.device}, got {device}")
+
+
+def _defaults(
+    device: torch.device | str | None, dtype: torch.dtype | None
+) -> tuple[torch.device, torch.dtype]:
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device, dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)

@@ -1,0 +1,240 @@
+"""Where each row belongs: sequences, their sizes, and the rows that make a token.
+
+Computed once a call, outside of the forward pass, in numpy; one copy takes it to the device. Eager calls, capture and
+replay share it.
+
+An item is an image, ``t = 1``, or a video of an even number of frames. A frame of ``h x w`` patches is one attention
+sequence of ``h * w`` rows. Its rows come merge window by merge window: 2x2 windows row-major, row-major inside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Grid = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
+Ints = npt.NDArray[np.int32]
+
+# Parts of the packed plan start at multiples of 16 bytes, so that every kernel sees the same alignment.
+_ALIGN = 4
+
+
+@dataclass(frozen=True)
+class EncoderPlan:
+    """The metadata on the host: one int32 array to copy, and the numbers that the host itself needs.
+
+    Attributes:
+        packed: int32, its parts at the offsets of :func:`packed_offsets`: the count of live rows ``[1]``,
+            ``cu_seqlens [max_sequences + 1]``, ``frame_sizes [max_sequences, 2]``, ``temporal_rows [2, num_tokens]``.
+        max_sequences: the static number of sequences; those past the call's frames are empty.
+        max_seqlen: upper bound of a sequence's rows.
+        num_frames: the call's sequences.
+        num_patches: the call's rows.
+        num_tokens: the call's tokens.
+        tokens_per_item: tokens of each image or video, in the order of the call.
+    """
+
+    packed: Ints
+    max_sequences: int
+    max_seqlen: int
+    num_frames: int
+    num_patches: int
+    num_tokens: int
+    tokens_per_item: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EncoderMetadata:
+    """What the tower and the resampler need to know about the rows, on their device.
+
+    Attributes:
+        num_rows: int32 ``[1]``, the live rows, for the kernels.
+        cu_seqlens: int32 ``[max_sequences + 1]``, the sequences' offsets, padded by repeating the last value.
+        frame_sizes: int32 ``[max_sequences, 2]``, height and width of each sequence in patches, zero in the padding.
+        temporal_rows: int32 ``[2, num_tokens]``, for each token the merge windows of its even and its odd frame
+            (an image's one frame twice).
+        max_seqlen: upper bound of a sequence's rows, on the host. It may size a launch, never decide a result.
+        cu_seqlens_host: the same offsets on the CPU without padding, for PyTorch's attention.
+        tokens_per_item: tokens of each image or video, in the order of the call.
+    """
+
+    num_rows: Tensor
+    cu_seqlens: Tensor
+    frame_sizes: Tensor
+    temporal_rows: Tensor
+    max_seqlen: int
+    cu_seqlens_host: Tensor
+    tokens_per_item: tuple[int, ...]
+
+    @property
+    def num_patches(self) -> int:
+        """Live rows, on the host."""
+        return int(self.cu_seqlens_host[-1])
+
+    @property
+    def num_tokens(self) -> int:
+        return self.temporal_rows.shape[1]
+
+
+def read_grid(grid_thw: Grid) -> npt.NDArray[np.int64]:
+    """Check the items' sizes: ``[items, 3]`` of frames, height and width in patches.
+
+    A tensor on a GPU is read back, which waits for that GPU; keep grids on the host.
+
+    Raises:
+        TypeError: the sizes are not integers.
+        ValueError: the shape is another, a size is not positive, a height or width is odd, or a video has an odd number
+            of frames above one (a token takes two frames; nothing is dropped without a word).
+    """
+    grid = np.asarray(grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw)
+    if grid.size == 0:
+        return np.zeros((0, 3), np.int64)
+    if not np.issubdtype(grid.dtype, np.integer):
+        raise TypeError(f"grid_thw: expected integers, got {grid.dtype}")
+    if grid.ndim != 2 or grid.shape[1] != 3:
+        raise ValueError(f"grid_thw: expected shape [items, 3] of frames, height, width, got {list(grid.shape)}")
+    frames, sides = grid[:, 0], grid[:, 1:]
+    _refuse(grid, (grid < 1).any(axis=1), "positive sizes")
+    _refuse(grid, (sides % 2).any(axis=1), "an even height and width (a token takes 2x2 patches)")
+    _refuse(grid, (frames > 1) & (frames % 2 == 1), "one frame or an even number of them (a token takes two)")
+    return grid.astype(np.int64)
+
+
+def plan_sequences(
+    grid_thw: Grid, *, max_sequences: int | None = None, max_seqlen_override: int | None = None
+) -> EncoderPlan:
+    """The host's part of :func:`prepare_encoder_metadata`; same arguments and errors."""
+    grid = read_grid(grid_thw)
+    frames, height, width = grid.T
+    tokens_per_frame = height * width // 4
+    lengths = np.repeat(4 * tokens_per_frame, frames)  # a frame is a sequence
+    num_patches, longest = int(lengths.sum()), int(lengths.max(initial=0))
+    if num_patches >= 2**31:
+        raise ValueError(f"grid_thw: expected fewer than 2**31 patches in a call, got {num_patches}")
+    if max_sequences is None:
+        max_sequences = len(lengths)
+    elif max_sequences < len(lengths):
+        raise ValueError(f"max_sequences: expected at least the {len(lengths)} frames of grid_thw, got {max_sequences}")
+    if max_seqlen_override is None:
+        max_seqlen_override = longest
+    elif max_seqlen_override < longest:
+        raise ValueError(
+            f"max_seqlen_override: expected at least the longest sequence, {longest} rows, got {max_seqlen_override}"
+        )
+
+    token_counts = np.where(frames == 1, 1, frames // 2) * tokens_per_frame
+    num_tokens = int(token_counts.sum())
+    offsets = packed_offsets(max_sequences, num_tokens)
+    packed = np.zeros(offsets.end, np.int32)
+    packed[0] = num_patches
+    cu_seqlens = packed[offsets.cu_seqlens : offsets.cu_seqlens + max_sequences + 1]
+    np.cumsum(lengths, out=cu_seqlens[1 : len(lengths) + 1])
+    cu_seqlens[len(lengths) + 1 :] = num_patches
+    frame_sizes = packed[offsets.frame_sizes : offsets.frame_sizes + 2 * len(lengths)]
+    frame_sizes[:] = np.repeat(grid[:, 1:], frames, axis=0).ravel()
+    _fill_temporal_rows(
+        packed[offsets.temporal_rows : offsets.temporal_rows + 2 * num_tokens].reshape(2, num_tokens),
+        frames,
+        tokens_per_frame,
+    )
+    return EncoderPlan(
+        packed=packed,
+        max_sequences=max_sequences,
+        max_seqlen=max_seqlen_override,
+        num_frames=len(lengths),
+        num_patches=num_patches,
+        num_tokens=num_tokens,
+        tokens_per_item=tuple(token_counts.tolist()),
+    )
+
+
+@dataclass(frozen=True)
+class PackedOffsets:
+    """Where the parts of a packed plan start, in int32 elements; ``end`` is its size."""
+
+    cu_seqlens: int
+    frame_sizes: int
+    temporal_rows: int
+    end: int
+
+
+def packed_offsets(max_sequences: int, num_tokens: int) -> PackedOffsets:
+    cu_seqlens = _ALIGN  # the count of live rows stands alone in front
+    frame_sizes = cu_seqlens + _round_up(max_sequences + 1)
+    temporal_rows = frame_sizes + _round_up(2 * max_sequences)
+    return PackedOffsets(cu_seqlens, frame_sizes, temporal_rows, temporal_rows + 2 * num_tokens)
+
+
+def unpack_metadata(packed: Tensor, plan: EncoderPlan) -> EncoderMetadata:
+    """The metadata as views of ``packed``, a device copy of ``plan.packed`` (a static buffer may be longer)."""
+    offsets = packed_offsets(plan.max_sequences, plan.num_tokens)
+    host = torch.from_numpy(plan.packed)
+    return EncoderMetadata(
+        num_rows=packed[:1],
+        cu_seqlens=packed[offsets.cu_seqlens : offsets.cu_seqlens + plan.max_sequences + 1],
+        frame_sizes=packed[offsets.frame_sizes : offsets.frame_sizes + 2 * plan.max_sequences].view(-1, 2),
+        temporal_rows=packed[offsets.temporal_rows : offsets.end].view(2, plan.num_tokens),
+        max_seqlen=plan.max_seqlen,
+        cu_seqlens_host=host[offsets.cu_seqlens : offsets.cu_seqlens + plan.num_frames + 1],
+        tokens_per_item=plan.tokens_per_item,
+    )
+
+
+def prepare_encoder_metadata(
+    grid_thw: Grid,
+    *,
+    max_sequences: int | None = None,
+    max_seqlen_override: int | None = None,
+    device: torch.device | str | None = None,
+) -> EncoderMetadata:
+    """Everything that the forward pass needs to know about the rows of a call.
+
+    Args:
+        grid_thw: ``[items, 3]`` integers: frames, height and width in patches of each image or video. A list, a numpy
+            array or a tensor.
+        max_sequences: static number of sequences (frames) to pad to; default: no padding.
+        max_seqlen_override: upper bound of a sequence's rows, for launches; default: the longest sequence.
+        device: where the tensors go; default: the CPU.
+
+    Raises:
+        TypeError: ``grid_thw`` holds no integers.
+        ValueError: a size cannot be encoded (see :func:`read_grid`), there are more frames than ``max_sequences``, or
+            ``max_seqlen_override`` is below the longest sequence.
+    """
+    plan = plan_sequences(grid_thw, max_sequences=max_sequences, max_seqlen_override=max_seqlen_override)
+    packed = torch.from_numpy(plan.packed).to(device or "cpu", non_blocking=True)
+    return unpack_metadata(packed, plan)
+
+
+def _fill_temporal_rows(
+    temporal_rows: Ints, frames: npt.NDArray[np.int64], tokens_per_frame: npt.NDArray[np.int64]
+) -> None:
+    """Number the merge windows that make each token: those of an even frame, and of the odd one after it.
+
+    An image is its own even and odd frame.
+    """
+    pairs = np.maximum(frames // 2, 1)  # frame pairs of each item
+    first_frame = np.cumsum(frames) - frames
+    pair_in_item = np.arange(int(pairs.sum())) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    even_frame = np.repeat(first_frame, pairs) + 2 * pair_in_item
+    odd_frame = even_frame + np.repeat(frames > 1, pairs)
+
+    frame_tokens = np.repeat(tokens_per_frame, frames)
+    frame_start = np.cumsum(frame_tokens) - frame_tokens
+    pair_tokens = np.repeat(tokens_per_frame, pairs)
+    inside = np.arange(temporal_rows.shape[1]) - np.repeat(np.cumsum(pair_tokens) - pair_tokens, pair_tokens)
+    for row, frame in zip(temporal_rows, (even_frame, odd_frame), strict=True):
+        row[:] = np.repeat(frame_start[frame], pair_tokens) + inside
+
+
+def _refuse(grid: npt.NDArray[np.integer], wrong: npt.NDArray[np.bool_], expected: str) -> None:
+    if wrong.any():
+        item = int(wrong.argmax())
+        raise ValueError(f"grid_thw: expected {expected}, got {grid[item].tolist()} for item {item}")
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

@@ -1,0 +1,88 @@
+"""Which function computes each stage of the tower: the Triton kernels or their plain PyTorch references.
+
+Both have the same signatures, so the tower is written once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ernie_vit.kernels.attention import attention, attention_ref, attention_work_list
+from ernie_vit.kernels.layer_norm import layer_norm, layer_norm_ref
+from ernie_vit.kernels.linear import linear, linear_ref
+from ernie_vit.kernels.mlp import mlp, mlp_ref
+from ernie_vit.kernels.patch_embed import patch_embed, patch_embed_ref
+from ernie_vit.kernels.rotary import apply_rotary, apply_rotary_ref, rotary_table, rotary_table_ref
+from ernie_vit.model.metadata import EncoderMetadata
+
+Backend = Literal["triton", "torch"]
+STAGES = ("attention", "rotary", "mlp", "norm", "linear")
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The functions of one forward pass. ``attention_arguments`` makes what all blocks' attention shares."""
+
+    linear: Callable[..., Tensor]
+    patch_embed: Callable[..., Tensor]
+    mlp: Callable[..., Tensor]
+    layer_norm: Callable[..., Tensor]
+    rotary_table: Callable[..., Tensor]
+    apply_rotary: Callable[..., Tensor]
+    attention: Callable[..., Tensor]
+    attention_arguments: Callable[..., dict[str, Any]]
+
+
+def choose_operators(backend: Backend, stages: Mapping[str, Backend] | None = None) -> Operators:
+    """The operators of ``backend``, with single stages taken from the other one to find a fault by halves.
+
+    Args:
+        backend: "triton" or "torch".
+        stages: stage (one of ``STAGES``) to backend, for the stages that differ.
+
+    Raises:
+        ValueError: an unknown stage or backend.
+    """
+    stages = dict(stages or {})
+    unknown = set(stages) - set(STAGES)
+    if unknown:
+        raise ValueError(f"stages: expected names out of {', '.join(STAGES)}, got {', '.join(sorted(unknown))}")
+    wrong = ({backend} | set(stages.values())) - {"triton", "torch"}
+    if wrong:
+        raise ValueError(f"backend: expected 'triton' or 'torch', got {', '.join(map(repr, sorted(wrong)))}")
+    triton = {stage: stages.get(stage, backend) == "triton" for stage in STAGES}
+    return Operators(
+        linear=linear if triton["linear"] else linear_ref,
+        patch_embed=patch_embed if triton["linear"] else patch_embed_ref,
+        mlp=mlp if triton["mlp"] else mlp_ref,
+        layer_norm=layer_norm if triton["norm"] else layer_norm_ref,
+        rotary_table=rotary_table if triton["rotary"] else rotary_table_ref,
+        apply_rotary=apply_rotary if triton["rotary"] else apply_rotary_ref,
+        attention=attention if triton["attention"] else attention_ref,
+        attention_arguments=_triton_attention_arguments if triton["attention"] else _torch_attention_arguments,
+    )
+
+
+def _triton_attention_arguments(
+    metadata: EncoderMetadata, *, num_rows: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    work_list = attention_work_list(
+        metadata.cu_seqlens,
+        num_rows=num_rows,
+        max_seqlen=metadata.max_seqlen,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+    )
+    return {"cu_seqlens": metadata.cu_seqlens, "max_seqlen": metadata.max_seqlen, "work_list": work_list}
+
+
+def _torch_attention_arguments(
+    metadata: EncoderMetadata, *, num_rows: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """PyTorch's attention takes one sequence at a time, cut on the host: offsets there spare it 32 waits a pass."""
+    del num_rows, num_heads, head_dim, dtype
+    return {"cu_seqlens": metadata.cu_seqlens_host, "max_seqlen": metadata.max_seqlen}
