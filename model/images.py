@@ -1,8 +1,8 @@
 """Photographs and frames as the tower's pixel rows, by transformers' own ERNIE image processor.
 
-Resizing, normalising and cutting into patches is transformers' ``Ernie4_5_VLMoeImageProcessorPil``, the variant
-that needs no torchvision, unchanged. Here stands what comes before it: files as people have them become RGB, in
-the state a person sees them in, and shapes that the processor refuses are made to fit.
+Resizing, normalising and cutting into patches is transformers' ``Ernie4_5_VLMoeImageProcessorPil``, the
+variant that needs no torchvision, unchanged. Here stands what comes before it: files as people have them
+become RGB, as a person sees them, and shapes that the processor refuses are made to fit.
 
 Needs the extra ``images`` (Pillow, transformers). transformers is imported with the first image.
 """
@@ -24,7 +24,7 @@ ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]
 # The processor's smart_resize refuses a longer image.
 MAX_ASPECT_RATIO = 200
 
-# Limits of transformers' Ernie4_5_VLMoeVideoProcessor for a frame; an image's limits are the image processor's.
+# Limits of transformers' Ernie4_5_VLMoeVideoProcessor for a frame; an image's are the image processor's.
 FRAME_MIN_PIXELS = 299 * 28 * 28
 FRAME_MAX_PIXELS = 1196 * 28 * 28
 
@@ -44,8 +44,8 @@ class UnreadableImage(ValueError):
 def read_image(path: str | os.PathLike[str]) -> Image.Image:
     """Read one image file as RGB, upright.
 
-    The EXIF orientation is applied and then every mode becomes RGB, both as transformers' ``load_image`` does, but
-    for two modes, for which it gives another picture than a person sees:
+    The EXIF orientation is applied and then every mode becomes RGB, both as transformers' ``load_image``
+    does, but for two modes, of which it makes another picture than a person sees:
 
     * transparency lies over white, as vLLM serves it (``load_image`` drops the alpha channel, which uncovers
       whatever colour an editor left below, mostly black);
@@ -77,25 +77,27 @@ def preprocess_images(
 ) -> tuple[Tensor, Tensor]:
     """Cut images into the tower's pixel rows, several at a time.
 
-    Images beyond an aspect ratio of 200, which the processor refuses, are first widened on their short side, evenly
-    on both edges, by repeating the edge pixels: what the picture shows keeps its proportions and no border appears.
+    Images beyond an aspect ratio of 200, which the processor refuses, are first widened on their short side,
+    evenly on both edges, by repeating the edge pixels: what the picture shows keeps its proportions and no
+    border appears.
 
     Args:
-        images: paths, PIL images or uint8 arrays ``[height, width, 3]``; those in memory are treated as files are.
+        images: paths, PIL images or uint8 arrays ``[height, width, 3]``.
         min_pixels: an image with fewer pixels is enlarged; by default the processor's own limit.
         max_pixels: an image with more pixels is reduced; by default the processor's own limit.
         processor: another image processor of transformers; by default ERNIE's with its default settings.
 
     Returns:
-        ``pixel_values`` float32 ``[rows, 588]``, the images' rows in the order of ``images``, and ``grid_thw``
-        int64 ``[images, 3]``, on the CPU.
+        ``pixel_values`` float32 ``[rows, 588]``, one image after the other in the order of ``images``, and
+        ``grid_thw`` int64 ``[images, 3]``, on the CPU.
 
     Raises:
         UnreadableImage: the first of ``images`` that cannot be read.
         TypeError, ValueError: an image is none, or the limits contradict each other.
     """
     processor = processor or default_processor()
-    size = _size(processor, min_pixels, max_pixels)
+    own_limits = processor.size["shortest_edge"], processor.size["longest_edge"]
+    size = _size(min_pixels, max_pixels, own_limits)
     patches = _in_parallel(lambda image: _patch(_as_image(image), processor, size), images)
     if not patches:
         row = 3 * processor.patch_size**2
@@ -106,24 +108,25 @@ def preprocess_images(
 def preprocess_video(
     frames: Iterable[ImageLike],
     *,
-    min_pixels: int | None = FRAME_MIN_PIXELS,
-    max_pixels: int | None = FRAME_MAX_PIXELS,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
     processor: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Cut the frames of one video into the tower's pixel rows, each as an image, several at a time.
 
-    As transformers' video processor does, an odd number of frames is completed by repeating the last (so a single
-    frame becomes two), and the limits are those of frames, not of images. Unlike it nothing is sampled and no time
-    stamps are drawn: the frames are taken as they come.
+    As transformers' video processor does, an odd number of frames is completed by repeating the last (so a
+    single frame becomes two), and the limits are those of frames, not of images. Unlike it nothing is sampled
+    and no time stamps are drawn: the frames are taken as they come.
 
     Args:
-        frames: as in :func:`preprocess_images`, all of one size; an array ``[frames, height, width, 3]`` will do.
-        min_pixels: smaller frames are enlarged; None for the image processor's own limit.
-        max_pixels: larger frames are reduced; None for the image processor's own limit.
+        frames: as in :func:`preprocess_images`, all of one size; an array ``[frames, height, width, 3]`` too.
+        min_pixels: smaller frames are enlarged; by default ``FRAME_MIN_PIXELS``.
+        max_pixels: larger frames are reduced; by default ``FRAME_MAX_PIXELS``.
         processor: as in :func:`preprocess_images`.
 
     Returns:
-        ``pixel_values`` float32 ``[rows, 588]``, frame after frame, and ``grid_thw`` int64 ``[1, 3]``, on the CPU.
+        ``pixel_values`` float32 ``[rows, 588]``, frame after frame, and ``grid_thw`` int64 ``[1, 3]``, on the
+        CPU.
 
     Raises:
         UnreadableImage: the first frame that cannot be read.
@@ -139,7 +142,7 @@ def preprocess_video(
                 f"and {picture.size} for frame {index}"
             )
     processor = processor or default_processor()
-    size = _size(processor, min_pixels, max_pixels)
+    size = _size(min_pixels, max_pixels, (FRAME_MIN_PIXELS, FRAME_MAX_PIXELS))
     patches = _in_parallel(partial(_patch, processor=processor, size=size), pictures)
     if len(patches) % 2:
         patches.append(patches[-1])
@@ -203,9 +206,12 @@ def _from_16_bits(grey: NDArray[Any]) -> Image.Image:
     return Image.fromarray(eight_bits.astype(np.uint8)).convert("RGB")
 
 
-def _size(processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, int]:
-    least = processor.size["shortest_edge"] if min_pixels is None else min_pixels
-    most = processor.size["longest_edge"] if max_pixels is None else max_pixels
+def _size(min_pixels: int | None, max_pixels: int | None, default: tuple[int, int]) -> dict[str, int]:
+    least = default[0] if min_pixels is None else min_pixels
+    most = default[1] if max_pixels is None else max_pixels
+    # a limit given alone moves the other one's default out of its way
+    least = min(least, most) if min_pixels is None else least
+    most = max(least, most) if max_pixels is None else most
     if not 0 < least <= most:
         raise ValueError(f"min_pixels, max_pixels: expected 0 < min <= max, got {least} and {most}")
     return {"shortest_edge": least, "longest_edge": most}
