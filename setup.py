@@ -18,10 +18,10 @@ FOLDERS = {
     "ernie_vit.graph": "graph",
 }
 
-# What reading images, weights files and hubs needs; the encoder itself runs on torch, triton, numpy and einops.
+# What reading images, weights files and hubs needs; the encoder itself runs without.
 IMAGES = ["transformers>=5.17,<6", "pillow>=11"]
 WEIGHTS = ["safetensors>=0.5", "huggingface_hub>=1.0,<2"]
-CLI = [*IMAGES, *WEIGHTS, "click>=8.1", "rich>=13", "tqdm>=4.66", "matplotlib>=3.9"]
+CLI = [*IMAGES, *WEIGHTS, "click>=8.1", "rich>=13", "matplotlib>=3.9"]
 TEST = [
     *CLI,
     "pytest>=8",
@@ -44,7 +44,7 @@ setup(
     package_dir=FOLDERS,
     package_data={"ernie_vit": ["py.typed"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.11", "triton>=3.6,<3.10", "numpy>=1.26", "einops>=0.8"],
+    install_requires=["torch>=2.11", "triton>=3.6,<3.10", "numpy>=1.26", "einops>=0.8", "tqdm>=4.66"],
     extras_require={
         "images": IMAGES,
         "weights": WEIGHTS,

@@ -1,16 +1,23 @@
 """The encoder: images in, image tokens out."""
 
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
+from ernie_vit.graph.capacity import Capacity
+from ernie_vit.graph.capture import capture_graphs
+from ernie_vit.graph.runner import GraphRunner
+from ernie_vit.graph.stats import GraphStats
 from ernie_vit.kernels.dispatch import why_not_triton
 from ernie_vit.model.config import ErnieVisionConfig
-from ernie_vit.model.metadata import EncoderMetadata, Grid, prepare_encoder_metadata
-from ernie_vit.model.operators import Backend, choose_operators
+from ernie_vit.model.metadata import EncoderMetadata, Grid, prepare_encoder_metadata, read_grid
+from ernie_vit.model.operators import Backend, Operators, choose_operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
 
@@ -20,9 +27,7 @@ if TYPE_CHECKING:
 INIT_STD = 0.02  # transformers' initializer_range of this model
 
 
-def choose_backend(
-    backend: Literal["auto"] | Backend, device: torch.device, dtype: torch.dtype
-) -> tuple[Backend, str]:
+def choose_backend(backend: Literal["auto"] | Backend, device: torch.device, dtype: torch.dtype) -> tuple[Backend, str]:
     """The backend that computes on ``device`` at ``dtype``, and why.
 
     Raises:
@@ -69,6 +74,7 @@ class ErnieVisionEncoder(nn.Module):
         self.config = config or ErnieVisionConfig()
         self.vision_tower = VisionTower(self.config)
         self.resampler_model = Resampler(self.config)
+        self._graphs: GraphRunner | None = None
         self.set_backend(backend, stages)
         self.requires_grad_(False).eval()
 
@@ -160,12 +166,12 @@ class ErnieVisionEncoder(nn.Module):
             encoder = cls(config, backend=backend)
         return encoder.to(dtype).to_empty(device=device)
 
-
     def set_backend(
         self, backend: Literal["auto"] | Backend = "auto", stages: dict[str, Backend] | None = None
     ) -> None:
         """Choose what computes the tower; arguments as in the class."""
         choose_operators("torch" if backend == "auto" else backend, stages)  # refuses unknown names at once
+        self.release()
         self._backend, self._stages = backend, dict(stages or {})
 
     @property
@@ -184,7 +190,6 @@ class ErnieVisionEncoder(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.vision_tower.patch_embed.proj.weight.dtype
-
 
     def forward(
         self, pixel_values: Tensor, grid_thw: Grid | None = None, *, metadata: EncoderMetadata | None = None
@@ -210,13 +215,21 @@ class ErnieVisionEncoder(nn.Module):
         """
         if (grid_thw is None) == (metadata is None):
             raise TypeError("expected one of grid_thw and metadata, got both or neither")
+        sizes = read_grid(grid_thw if metadata is None else metadata.grid_thw)
+        self._check_pixels(pixel_values, int(sizes.prod(axis=1).sum()))
+        if self._graphs is not None and not torch.compiler.is_compiling():
+            obstacle = self._graphs.obstacle(pixel_values)
+            if obstacle is None:
+                return self._graphs(pixel_values, sizes)
+            self._graphs.stats.count_fallback(obstacle)
         if metadata is None:
-            assert grid_thw is not None
-            metadata = prepare_encoder_metadata(grid_thw, device=self.device)
-        self._check_pixels(pixel_values, metadata)
-        ops = choose_operators(self.backend, self._stages)
-        hidden_states = self.vision_tower(pixel_values, metadata, ops)
-        tokens: Tensor = self.resampler_model(hidden_states[: metadata.num_patches], metadata.temporal_rows)
+            metadata = prepare_encoder_metadata(sizes, device=self.device)
+        elif metadata.cu_seqlens.device != self.device:
+            raise ValueError(
+                f"metadata: expected tensors on the encoder's {self.device}, got {metadata.cu_seqlens.device}"
+            )
+        hidden_states = self.vision_tower(pixel_values, metadata, self._operators())
+        tokens: Tensor = self.resampler_model(hidden_states, metadata.temporal_rows)
         return tokens
 
     def encode(
@@ -257,27 +270,81 @@ class ErnieVisionEncoder(nn.Module):
 
         return preprocess_images(images, min_pixels=min_pixels, max_pixels=max_pixels)
 
-    def _check_pixels(self, pixel_values: Tensor, metadata: EncoderMetadata) -> None:
+    def capture(
+        self,
+        *,
+        max_tokens: int | None = None,
+        max_sequences: int | None = None,
+        capacities: Sequence[Capacity | tuple[int, int]] | None = None,
+        lazy: bool = False,
+    ) -> None:
+        """Capture the tower in CUDA graphs; later calls replay them, with the bits of the eager call.
+
+        A few capacities serve every call: the kernels read the live counts from device memory, so a graph costs what its
+        live rows cost. A call larger than the largest graph takes several, cut between frames; a frame that none holds
+        runs eagerly, and so does a call that cannot be replayed (training mode, autocast, moved weights); see
+        :meth:`graph_stats`. What it will cost and what it took is logged at level INFO.
+
+        Args:
+            max_tokens: image tokens (4 patches each) of the largest graph; default: the largest image that the image
+                processor makes, 6,177.
+            max_sequences: images and video frames of each graph; default: its rows / 256, at least 8.
+            capacities: in place of these, the graphs' (rows, sequences), ascending.
+            lazy: capture each graph when a call first needs it.
+
+        Raises:
+            ValueError: a limit or capacity is impossible (it is named), or the tower is not computed by Triton on a GPU.
+            torch.OutOfMemoryError: there is not enough memory; everything is given back, a smaller capture may follow.
+        """
+        if self.backend != "triton" or "torch" in self._stages.values():
+            raise ValueError(
+                f"capture: expected every stage of the tower on the triton backend, got backend={self.backend!r} "
+                f"({self.backend_reason}), stages={self._stages}"
+            )
+        self.release()
+        self._graphs = capture_graphs(
+            self.vision_tower,
+            self.resampler_model,
+            self._operators(),
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+            capacities=capacities,
+            lazy=lazy,
+            progress=partial(tqdm, desc="capturing", unit="graph", leave=False),
+        )
+
+    def graph_stats(self) -> GraphStats:
+        """Counters since :meth:`capture`: hits, fallbacks by reason, replays, rows, memory."""
+        return GraphStats() if self._graphs is None else deepcopy(self._graphs.stats)
+
+    def release(self) -> None:
+        """Drop the graphs and give their memory back; calls run eagerly again."""
+        if self._graphs is not None:
+            self._graphs.release()
+            self._graphs = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy has weights of its own, so the graphs are not its graphs
+        return {**self.__dict__, "_graphs": None}
+
+    def _operators(self) -> Operators:
+        return choose_operators(self.backend, self._stages)
+
+    def _check_pixels(self, pixel_values: Tensor, num_patches: int) -> None:
         if not pixel_values.is_floating_point():
             raise TypeError(
                 f"pixel_values: expected the processor's normalised floating-point rows, got {pixel_values.dtype}"
             )
-        width = self.config.patch_width
-        if pixel_values.dim() != 2 or pixel_values.shape[1] != width:
-            raise ValueError(f"pixel_values: expected shape [patches, {width}], got {list(pixel_values.shape)}")
-        if pixel_values.shape[0] != metadata.num_patches:
+        expected = (num_patches, self.config.patch_width)
+        if pixel_values.shape != expected:
             raise ValueError(
-                f"pixel_values: expected {metadata.num_patches} rows, as the items' sizes say, "
-                f"got {pixel_values.shape[0]}"
+                f"pixel_values: expected shape {list(expected)}, as the items' sizes say, got {list(pixel_values.shape)}"
             )
-        for name, device in (("pixel_values", pixel_values.device), ("metadata", metadata.cu_seqlens.device)):
-            if device != self.device:
-                raise ValueError(f"{name}: expected tensors on the encoder's {self.device}, got {device}")
+        if pixel_values.device != self.device:
+            raise ValueError(f"pixel_values: expected a tensor on {self.device}, got one on {pixel_values.device}")
 
 
-def _defaults(
-    device: torch.device | str | None, dtype: torch.dtype | None
-) -> tuple[torch.device, torch.dtype]:
+def _defaults(device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

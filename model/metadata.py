@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Grid = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
+Sizes = tuple[tuple[int, int, int], ...]
 Ints = npt.NDArray[np.int32]
 
 # Parts of the packed plan start at multiples of 16 bytes, so that every kernel sees the same alignment.
@@ -27,14 +28,14 @@ class EncoderPlan:
     """The metadata on the host: one int32 array to copy, and the numbers that the host itself needs.
 
     Attributes:
-        packed: int32, its parts at the offsets of :func:`packed_offsets`: the count of live rows ``[1]``,
+        packed: int32, one part behind the other, each aligned: the count of live rows ``[1]``,
             ``cu_seqlens [max_sequences + 1]``, ``frame_sizes [max_sequences, 2]``, ``temporal_rows [2, num_tokens]``.
         max_sequences: the static number of sequences; those past the call's frames are empty.
         max_seqlen: upper bound of a sequence's rows.
         num_frames: the call's sequences.
         num_patches: the call's rows.
         num_tokens: the call's tokens.
-        tokens_per_item: tokens of each image or video, in the order of the call.
+        grid_thw: the items' checked sizes.
     """
 
     packed: Ints
@@ -43,7 +44,7 @@ class EncoderPlan:
     num_frames: int
     num_patches: int
     num_tokens: int
-    tokens_per_item: tuple[int, ...]
+    grid_thw: Sizes
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class EncoderMetadata:
             (an image's one frame twice).
         max_seqlen: upper bound of a sequence's rows, on the host. It may size a launch, never decide a result.
         cu_seqlens_host: the same offsets on the CPU without padding, for PyTorch's attention.
-        tokens_per_item: tokens of each image or video, in the order of the call.
+        grid_thw: frames, height and width of each image or video, in the order of the call.
     """
 
     num_rows: Tensor
@@ -67,7 +68,7 @@ class EncoderMetadata:
     temporal_rows: Tensor
     max_seqlen: int
     cu_seqlens_host: Tensor
-    tokens_per_item: tuple[int, ...]
+    grid_thw: Sizes
 
     @property
     def num_patches(self) -> int:
@@ -77,6 +78,11 @@ class EncoderMetadata:
     @property
     def num_tokens(self) -> int:
         return self.temporal_rows.shape[1]
+
+    @property
+    def tokens_per_item(self) -> list[int]:
+        """Tokens of each image or video: a quarter of an image's patches, an eighth of a video's."""
+        return [max(frames // 2, 1) * height * width // 4 for frames, height, width in self.grid_thw]
 
 
 def read_grid(grid_thw: Grid) -> npt.NDArray[np.int64]:
@@ -125,9 +131,8 @@ def plan_sequences(
             f"max_seqlen_override: expected at least the longest sequence, {longest} rows, got {max_seqlen_override}"
         )
 
-    token_counts = np.where(frames == 1, 1, frames // 2) * tokens_per_frame
-    num_tokens = int(token_counts.sum())
-    offsets = packed_offsets(max_sequences, num_tokens)
+    num_tokens = int((np.maximum(frames // 2, 1) * tokens_per_frame).sum())
+    offsets = _packed_offsets(max_sequences, num_tokens)
     packed = np.zeros(offsets.end, np.int32)
     packed[0] = num_patches
     cu_seqlens = packed[offsets.cu_seqlens : offsets.cu_seqlens + max_sequences + 1]
@@ -147,12 +152,12 @@ def plan_sequences(
         num_frames=len(lengths),
         num_patches=num_patches,
         num_tokens=num_tokens,
-        tokens_per_item=tuple(token_counts.tolist()),
+        grid_thw=tuple(map(tuple, grid.tolist())),
     )
 
 
 @dataclass(frozen=True)
-class PackedOffsets:
+class _PackedOffsets:
     """Where the parts of a packed plan start, in int32 elements; ``end`` is its size."""
 
     cu_seqlens: int
@@ -161,16 +166,21 @@ class PackedOffsets:
     end: int
 
 
-def packed_offsets(max_sequences: int, num_tokens: int) -> PackedOffsets:
+def _packed_offsets(max_sequences: int, num_tokens: int) -> _PackedOffsets:
     cu_seqlens = _ALIGN  # the count of live rows stands alone in front
     frame_sizes = cu_seqlens + _round_up(max_sequences + 1)
     temporal_rows = frame_sizes + _round_up(2 * max_sequences)
-    return PackedOffsets(cu_seqlens, frame_sizes, temporal_rows, temporal_rows + 2 * num_tokens)
+    return _PackedOffsets(cu_seqlens, frame_sizes, temporal_rows, temporal_rows + 2 * num_tokens)
+
+
+def packed_size(max_sequences: int, num_tokens: int) -> int:
+    """int32 elements of a plan of this size, or of the static buffer that holds every smaller one."""
+    return _packed_offsets(max_sequences, num_tokens).end
 
 
 def unpack_metadata(packed: Tensor, plan: EncoderPlan) -> EncoderMetadata:
     """The metadata as views of ``packed``, a device copy of ``plan.packed`` (a static buffer may be longer)."""
-    offsets = packed_offsets(plan.max_sequences, plan.num_tokens)
+    offsets = _packed_offsets(plan.max_sequences, plan.num_tokens)
     host = torch.from_numpy(plan.packed)
     return EncoderMetadata(
         num_rows=packed[:1],
@@ -179,7 +189,7 @@ def unpack_metadata(packed: Tensor, plan: EncoderPlan) -> EncoderMetadata:
         temporal_rows=packed[offsets.temporal_rows : offsets.end].view(2, plan.num_tokens),
         max_seqlen=plan.max_seqlen,
         cu_seqlens_host=host[offsets.cu_seqlens : offsets.cu_seqlens + plan.num_frames + 1],
-        tokens_per_item=plan.tokens_per_item,
+        grid_thw=plan.grid_thw,
     )
 
 

@@ -62,9 +62,7 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp = MLP(config)
 
-    def forward(
-        self, x: Tensor, rotary: Tensor, sequences: dict[str, Any], num_rows: Tensor, ops: Operators
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotary: Tensor, sequences: dict[str, Any], num_rows: Tensor, ops: Operators) -> Tensor:
         x = self.attn(_norm(self.norm1, x, num_rows, ops), x, rotary, sequences, num_rows, ops)
         x = self.mlp(_norm(self.norm2, x, num_rows, ops), x, num_rows, ops)
         return x

@@ -1,0 +1,55 @@
+"""Recording a forward pass so that it can be replayed."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Recording(Protocol):
+    """A recorded forward pass: ``replay()`` computes ``output`` again from what the input buffers hold then."""
+
+    output: Tensor
+
+    def replay(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+Recorder = Callable[[Callable[[], Tensor]], Recording]
+
+
+class CudaGraphRecorder:
+    """Records CUDA graphs into one memory pool, on a stream of its own.
+
+    Call it for the largest graph first: the smaller ones then live in its memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()
+
+    def __call__(self, forward: Callable[[], Tensor]) -> Recording:
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                forward()  # compiles and loads every kernel: in a capture that would be an error
+            return _CudaGraph(forward, self._pool, self._stream)
+
+
+class _CudaGraph:
+    def __init__(self, forward: Callable[[], Tensor], pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: another thread's allocations and copies neither fail nor end up in the graph
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self.output = forward()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def release(self) -> None:
+        self._graph.reset()
+        del self.output

@@ -1,0 +1,31 @@
+"""Pinned host buffers for the plans: a copy from them runs while the host goes on."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+class StagingRing:
+    """A ring of pinned int32 buffers; one is written again only after the copy from it has ended.
+
+    With more buffers than calls in flight nothing ever waits.
+    """
+
+    def __init__(self, size: int, device: torch.device, depth: int = 16) -> None:
+        pinned = device.type == "cuda"
+        self._buffers = [torch.empty(size, dtype=torch.int32, pin_memory=pinned) for _ in range(depth)]
+        self._arrays = [buffer.numpy() for buffer in self._buffers]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(depth)]
+        self._next = 0
+
+    def copy(self, source: npt.NDArray[np.int32], target: Tensor) -> None:
+        """``target[: len(source)] = source`` on the current stream."""
+        index, self._next = self._next, (self._next + 1) % len(self._buffers)
+        copied = self._copied[index]
+        if copied is not None:
+            copied.synchronize()  # returns at once if the event was never recorded
+        self._arrays[index][: len(source)] = source
+        target[: len(source)].copy_(self._buffers[index][: len(source)], non_blocking=True)
+        if copied is not None:
+            copied.record()
