@@ -1,0 +1,80 @@
+"""Layer norm over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
+
+Replaces ``F.layer_norm``, for live rows only. Reads and writes each live row once: ``4 * width`` bytes a row at
+16 bits. Statistics in float32 in two passes over registers (the mean, then the mean square of the differences, so
+that a mean far from zero costs no digits); one rounding, at the end.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
+from ernie_vit.kernels.dispatch import why_not_triton
+
+MAX_WIDTH = 16384  # a program holds a whole row in registers
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, num_rows: Tensor | None = None) -> Tensor:
+    """Layer norm of each live row.
+
+    Args:
+        x: ``[rows, width]``, bf16, fp16 or fp32; the stride between rows is free.
+        weight: ``[width]``, dtype of ``x``.
+        bias: ``[width]``, dtype of ``x``.
+        eps: added to the variance; it belongs to the config of each norm (1e-6 and 1e-5 are both in use).
+        num_rows: int32 ``[1]``, how many rows are live; None: all. Rows past it are not read and not written.
+
+    Returns:
+        ``[rows, width]``, dtype of ``x``; rows past the live ones are uninitialised.
+
+    Raises:
+        TypeError, ValueError: an argument's dtype, shape, device or stride is not as above.
+        RuntimeError: a gradient is wanted, or Triton does not run on the device.
+    """
+    check_tensor("x", x, shape=[None, None], dtypes=FLOAT_DTYPES, device=x.device)
+    width = x.shape[1]
+    if not 1 <= width <= MAX_WIDTH:
+        raise ValueError(f"x: expected 1 to {MAX_WIDTH} columns, got {width}")
+    check_tensor("weight", weight, shape=[width], dtypes=[x.dtype], device=x.device)
+    check_tensor("bias", bias, shape=[width], dtypes=[x.dtype], device=x.device)
+    check_num_rows(num_rows, x.device)
+    refuse_gradient("layer_norm", x, weight, bias)
+    out: Tensor = torch.ops.ernie_vit.layer_norm(x, weight, bias, eps, num_rows)
+    return out
+
+
+def layer_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    eps: float,
+    num_rows: Tensor | None = None,  # noqa: ARG001  all rows are computed
+) -> Tensor:
+    """The same in plain PyTorch, differentiable, on any device and at any dtype."""
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+torch.library.define(
+    "ernie_vit::layer_norm",
+    "(Tensor x, Tensor weight, Tensor bias, float eps, Tensor? num_rows) -> Tensor",
+)
+
+
+@torch.library.impl("ernie_vit::layer_norm", ["cpu", "cuda"])
+def _run(x: Tensor, weight: Tensor, bias: Tensor, eps: float, num_rows: Tensor | None) -> Tensor:
+    reason = why_not_triton(x.device)
+    if reason is not None:
+        raise RuntimeError(f'layer_norm: {reason}; backend="torch" runs everywhere')
+    from ernie_vit.kernels.triton.layer_norm import launch
+
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.shape[0]:
+        launch(x, weight, bias, out, num_rows, eps)
+    return out
+
+
+@torch.library.register_fake("ernie_vit::layer_norm")
+def _fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float, num_rows: Tensor | None) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape)
