@@ -279,15 +279,30 @@ def _residual_partition(work):
             if P.PING_PONG:
                 _load_residual_block(work, row * P.ROWS, column, count % P.GROUPS, count // P.GROUPS)
             else:
-                for group in gl.static_range(P.GROUPS):
-                    TWO: gl.constexpr = group < P.DOUBLE
-                    BLOCK: gl.constexpr = 2 * group if TWO else group + P.DOUBLE
-                    use = count * 2 if TWO else count
-                    _load_residual_block(work, (row * P.BLOCKS + BLOCK) * P.ROWS, column, group, use)
+                for group in gl.static_range(P.DOUBLE):
+                    first = (row * P.BLOCKS + 2 * group) * P.ROWS
+                    _load_residual_block(work, first, column, group, count * 2)
+                for group in gl.static_range(P.DOUBLE, P.GROUPS):
+                    only = (row * P.BLOCKS + group + P.DOUBLE) * P.ROWS
+                    _load_residual_block(work, only, column, group, count)
                 for group in gl.static_range(P.DOUBLE):
                     second = (row * P.BLOCKS + 2 * group + 1) * P.ROWS
                     _load_residual_block(work, second, column, group, count * 2 + 1)
             count += 1
+
+
+@gluon.jit
+def _store_live(work, block, live, row, column):
+    """The block that the last live row ends in: TMA would write the dead rows too."""
+    P: gl.constexpr = work.plan
+    WIDTH: gl.constexpr = block.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+    columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    for part in gl.static_range(P.ROWS // 16):  # a few rows at a time: the registers are full
+        rows = row + 16 * part + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+        offsets = rows.to(gl.int64)[:, None] * P.N + columns[None, :]
+        mask = (rows < live)[:, None] & (columns < P.N)[None, :]
+        gl.store(work.out_ptr + offsets, block.slice(16 * part, 16).load(LAYOUT), mask=mask)
 
 
 @gluon.jit
@@ -314,17 +329,14 @@ def _finish(work, acc, live, row, column, slot, block, use, descriptor, LAYOUT: 
         acc = acc + block.load(LAYOUT).to(gl.float32)
     elif FIRST:
         tma.store_wait(0)  # the block before has left the buffers
-    rounded = acc.to(P.DTYPE)
+    block.store(acc.to(P.DTYPE))
+    fence_async_shared()
     if row + P.ROWS <= live:
-        block.store(rounded)
-        fence_async_shared()
         tma.async_copy_shared_to_global(descriptor, [row, column], block)
         if P.RESIDUAL:
             tma.store_wait(0)
     elif row < live:
-        rows = row + gl.arange(0, P.ROWS, gl.SliceLayout(1, LAYOUT))
-        offsets = rows.to(gl.int64)[:, None] * P.N + columns[None, :]
-        gl.store(work.out_ptr + offsets, rounded, mask=(rows < live)[:, None] & (columns < P.N)[None, :])
+        _store_live(work, block, live, row, column)
     if P.RESIDUAL:
         mbarrier.arrive(work.residual_empty.index(slot))
 
