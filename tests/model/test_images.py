@@ -49,9 +49,7 @@ class TestReading:
         assert np.array_equal(np.asarray(read), np.rot90(stored, k=-1))
 
     @pytest.mark.parametrize(("alpha", "seen"), [(0, WHITE), (255, (200, 40, 0)), (51, (244, 212, 204))])
-    def test_transparency_lies_over_white(
-        self, tmp_path: Path, alpha: int, seen: tuple[int, int, int]
-    ) -> None:
+    def test_transparency_lies_over_white(self, tmp_path: Path, alpha: int, seen: tuple[int, int, int]) -> None:
         Image.new("RGBA", (3, 2), (200, 40, 0, alpha)).save(tmp_path / "rgba.png")
         assert read_image(tmp_path / "rgba.png").getcolors() == [(6, seen)]
 
@@ -144,13 +142,9 @@ class TestImages:
         image = picture(*shape)
         assert_same(preprocess_images([image]), by_transformers(image))
 
-    @pytest.mark.parametrize(
-        ("shape", "edges"), [((1, 1000), (2, 2)), ((2, 601), (1, 1)), ((1, 201), (0, 1))]
-    )
+    @pytest.mark.parametrize(("shape", "edges"), [((1, 1000), (2, 2)), ((2, 601), (1, 1)), ((1, 201), (0, 1))])
     @pytest.mark.parametrize("upright", [False, True])
-    def test_beyond_an_aspect_of_200(
-        self, shape: tuple[int, int], edges: tuple[int, int], upright: bool
-    ) -> None:
+    def test_beyond_an_aspect_of_200(self, shape: tuple[int, int], edges: tuple[int, int], upright: bool) -> None:
         image = picture(*shape)
         widened = np.pad(image, (edges, (0, 0), (0, 0)), mode="edge")
         if upright:
@@ -217,9 +211,7 @@ class TestVideo:
     def test_limits(self) -> None:
         frames = [picture(60, 100), picture(60, 100, seed=1)]
         rows, _ = by_transformers(*frames, least=784, most=4000)
-        assert_same(
-            preprocess_video(frames, min_pixels=784, max_pixels=4000), (rows, torch.tensor([[2, 2, 4]]))
-        )
+        assert_same(preprocess_video(frames, min_pixels=784, max_pixels=4000), (rows, torch.tensor([[2, 2, 4]])))
 
     def test_frames_of_several_sizes(self) -> None:
         with pytest.raises(ValueError, match=r"\(100, 60\).* and \(60, 100\) for frame 2"):
