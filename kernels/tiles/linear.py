@@ -214,7 +214,7 @@ TRITON_TILES: dict[str, Regimes[TritonTile]] = {
 # Fits into 64 KB, the least that any GPU which Triton serves has.
 TRITON_DEFAULT = Regimes((), (TritonTile(64, 64, 64, num_warps=4, num_stages=2),))
 # fp32 multiplies in registers without matrix units, for exactness; the tile that does not spill anywhere.
-TRITON_FLOAT32 = Regimes((), (TritonTile(64, 64, 32, num_warps=8, num_stages=2),))
+TRITON_FLOAT32 = Regimes((), (TritonTile(64, 64, 16, num_warps=8, num_stages=2),))
 
 
 def hopper_regimes(n: int, k: int) -> Regimes[HopperTile]:

@@ -1,0 +1,231 @@
+"""Linear with its epilogue: ``residual + act(x @ weight.T + bias)``, where ``act`` is quick_gelu or nothing.
+
+Replaces ``F.linear``, the activation and the residual addition, for live rows only. The output is written once and
+read by nobody in between: the eager pieces move ``8 * N`` bytes a row more at 16 bits for an activation or a residual
+(writing and reading the output twice). Accumulation and epilogue in fp32, ONE rounding, at the end; the sum over K
+is never split, so a row's bits depend on nothing but the row. fp16 overflows as plain PyTorch does: a result above
+65,504 is infinite, and quick_gelu of minus infinity is NaN.
+"""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
+from ernie_vit.kernels.dispatch import interpreting, why_not_hopper, why_not_triton
+from ernie_vit.kernels.tiles.linear import hopper_regimes, triton_regimes
+
+# Programs of an interpreted launch: more than one, so that the persistent loop is what tests see.
+INTERPRETED_MULTIPROCESSORS = 3
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    num_rows: Tensor | None = None,
+) -> Tensor:
+    """Linear of each live row, with bias, activation and residual.
+
+    Args:
+        x: ``[rows, K]``, bf16, fp16 or fp32; the stride between rows is free.
+        weight: ``[N, K]``, dtype of ``x``; the stride between rows is free.
+        bias: ``[N]``, dtype of ``x``, or None.
+        activation: ``"quick_gelu"`` or None.
+        residual: ``[rows, N]``, dtype of ``x``, added last; the stride between rows is free.
+        num_rows: int32 ``[1]``, how many rows are live; None: all. Rows past it are not written and reach no live
+            row.
+
+    Returns:
+        ``[rows, N]``, dtype of ``x``; rows past the live ones are uninitialised.
+
+    Raises:
+        TypeError, ValueError: an argument's dtype, shape, device or stride is not as above.
+        RuntimeError: a gradient is wanted, or Triton does not run on the device.
+    """
+    check_tensor("x", x, shape=[None, None], dtypes=FLOAT_DTYPES, device=x.device)
+    rows, k = x.shape
+    check_tensor("weight", weight, shape=[None, k], dtypes=[x.dtype], device=x.device)
+    if 0 in weight.shape:
+        raise ValueError(f"weight: expected at least one row and one column, got {list(weight.shape)}")
+    n = weight.shape[0]
+    if bias is not None:
+        check_tensor("bias", bias, shape=[n], dtypes=[x.dtype], device=x.device)
+    if activation not in (None, "quick_gelu"):
+        raise ValueError(f'activation: expected "quick_gelu" or None, got {activation!r}')
+    if residual is not None:
+        check_tensor("residual", residual, shape=[rows, n], dtypes=[x.dtype], device=x.device)
+    check_num_rows(num_rows, x.device)
+    refuse_gradient("linear", x, weight, bias, residual)
+    out: Tensor = torch.ops.ernie_vit.linear(x, weight, bias, activation, residual, num_rows)
+    return out
+
+
+def linear_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    num_rows: Tensor | None = None,  # noqa: ARG001  all rows are computed
+) -> Tensor:
+    """The same in plain PyTorch, differentiable, on any device and at any dtype; rounds after each step."""
+    out = F.linear(x, weight, bias)
+    if activation == "quick_gelu":
+        out = out * torch.sigmoid(1.702 * out)
+    return out if residual is None else residual + out
+
+
+def linear_row_regimes(device: torch.device, dtype: torch.dtype, n: int, k: int) -> tuple[int, ...]:
+    """Upper bounds of the row counts that share a compiled kernel, for a weight ``[n, k]``.
+
+    One call with as many rows as each bound, and one with more rows than the last, compile all that a device can be
+    asked for; a program that never holds more than ``c`` rows needs the bounds below ``c`` and ``c`` itself.
+    """
+    if why_not_hopper(device, dtype) is None and _rows_aligned(dtype, n, k):
+        return hopper_regimes(n, k).bounds
+    return triton_regimes(_architecture(device), float32=dtype == torch.float32).bounds
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many there are, which is how many programs a persistent launch has."""
+    if device.type == "cpu":
+        return INTERPRETED_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def _architecture(device: torch.device) -> str:
+    """Key of the tile tables: ``"sm_90"``, ``"gfx942"``."""
+    if device.type == "cpu":
+        return "interpreter"
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def _rows_aligned(dtype: torch.dtype, n: int, k: int) -> bool:
+    """Whether contiguous rows of x, weight and output start at multiples of 16 bytes, as TMA asks."""
+    return n * dtype.itemsize % 16 == 0 and k * dtype.itemsize % 16 == 0
+
+
+def _takes_tma(matrix: Tensor | None) -> bool:
+    return matrix is None or (
+        matrix.data_ptr() % 16 == 0
+        and matrix.stride(0) * matrix.element_size() % 16 == 0
+        # a row repeated by expand() has no stride that a descriptor can state
+        and matrix.stride(0) >= matrix.shape[1]
+    )
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    num_rows: Tensor | None,
+    *,
+    quick_gelu: bool,
+) -> Tensor:
+    """Allocate the output and launch the kernel of the device, on its current stream.
+
+    Which kernel runs depends on the device, dtype, N, K, strides and alignment; which tile, on the rows as well.
+    """
+    reason = why_not_triton(x.device)
+    if reason is not None:
+        raise RuntimeError(f'linear: {reason}; backend="torch" runs everywhere')
+    n, k = weight.shape
+    out = torch.empty((x.shape[0], n), dtype=weight.dtype, device=x.device)
+    if not x.shape[0]:
+        return out
+    if interpreting():
+        _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
+        return out
+    with torch.cuda.device(x.device):
+        if (
+            x.dtype == weight.dtype
+            and why_not_hopper(x.device, x.dtype) is None
+            and _rows_aligned(x.dtype, n, k)
+            and _takes_tma(x)
+            and _takes_tma(weight)
+            and _takes_tma(residual)
+        ):
+            from ernie_vit.kernels.hopper.linear import launch_linear
+
+            launch_linear(
+                x,
+                weight,
+                bias,
+                residual,
+                num_rows,
+                out,
+                quick_gelu=quick_gelu,
+                tile=hopper_regimes(n, k).at(x.shape[0]),
+                programs=multiprocessors(x.device),
+            )
+        else:
+            _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
+    return out
+
+
+def _launch_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    num_rows: Tensor | None,
+    out: Tensor,
+    quick_gelu: bool,
+) -> None:
+    from ernie_vit.kernels.triton.linear import launch_linear
+
+    regimes = triton_regimes(_architecture(x.device), float32=weight.dtype == torch.float32)
+    launch_linear(
+        x,
+        weight,
+        bias,
+        residual,
+        num_rows,
+        out,
+        quick_gelu=quick_gelu,
+        tile=regimes.at(x.shape[0]),
+        multiprocessors=multiprocessors(x.device),
+    )
+
+
+torch.library.define(
+    "ernie_vit::linear",
+    "(Tensor x, Tensor weight, Tensor? bias, str? activation, Tensor? residual, Tensor? num_rows) -> Tensor",
+)
+
+
+@torch.library.impl("ernie_vit::linear", ["cpu", "cuda"])
+def _run(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    residual: Tensor | None,
+    num_rows: Tensor | None,
+) -> Tensor:
+    return launch(x, weight, bias, residual, num_rows, quick_gelu=activation == "quick_gelu")
+
+
+@torch.library.register_fake("ernie_vit::linear")
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,  # noqa: ARG001  the output's shape does not depend on it, nor on what follows
+    activation: str | None,  # noqa: ARG001
+    residual: Tensor | None,  # noqa: ARG001
+    num_rows: Tensor | None,  # noqa: ARG001
+) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
