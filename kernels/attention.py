@@ -1,20 +1,23 @@
 """Full attention inside each sequence of a batch of rows.
 
-For a sequence of rows ``i, j`` and each head: ``out_i = sum_j softmax_j(scale * q_i . k_j) v_j``. One kernel stands
-for the loop over sequences of ``F.scaled_dot_product_attention`` with its copies to and from ``[heads, rows, head_dim]``:
-it reads q, k and v where the projection left them, writes each output once, and keeps the scores in registers.
+For a sequence of rows ``i, j`` and each head: ``out_i = sum_j softmax_j(scale * q_i . k_j) v_j``. One kernel
+stands for the loop over sequences of ``F.scaled_dot_product_attention`` with its copies to and from ``[heads,
+rows, head_dim]``: it reads q, k and v where the projection left them, writes each output once, and keeps the
+scores in registers.
 
-Sequences are row ranges between neighbouring entries of ``cu_seqlens``, which stays on the device. A forward pass lays out
-the work once, in a list of (first query row, first row and end of the sequence, head), longest sequences first and the tiles
-of one head next to each other, so that its keys and values stay in the L2 cache; all blocks of the tower use the one list.
+Sequences are row ranges between neighbouring entries of ``cu_seqlens``, which stays on the device. A forward
+pass lays out the work once, in a list of (first query row, first row and end of the sequence, head), longest
+sequences first and the tiles of one head next to each other, so that its keys and values stay in the L2 cache;
+all blocks of the tower use the one list.
 
-Rounding: products and softmax in float32; the weights ``exp(s - max)`` are rounded to the input's dtype before they meet v,
-their sum is taken unrounded; one rounding of the result. A row's bits depend on its own sequence alone: key blocks start at the
-sequence's first row and are equally long in every tile.
+Rounding: products and softmax in float32; the weights ``exp(s - max)`` are rounded to the input's dtype before
+they meet v, their sum is taken unrounded; one rounding of the result. A row's bits depend on its own sequence
+alone: key blocks start at the sequence's first row and are equally long in every tile.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +43,10 @@ def attention(
     """Attention inside each sequence, ``[rows, heads, head_dim]`` (contiguous).
 
     Args:
-        q, k, v: ``[rows, heads, head_dim]``, bfloat16, float16 or float32; head_dim a multiple of 8 from 16 to 128. The last
-            dimension is contiguous, other strides are free: slices of one fused projection are read in place.
-        cu_seqlens: int32 ``[sequences + 1]`` on the same device: 0, then each sequence's end. Equal neighbours are an empty
-            sequence. Rows past the last entry are neither read nor written.
+        q, k, v: ``[rows, heads, head_dim]``, bfloat16, float16 or float32; head_dim a multiple of 8 from 16 to 128.
+            The last dimension is contiguous, other strides are free: slices of one fused projection are read in place.
+        cu_seqlens: int32 ``[sequences + 1]`` on the same device: 0, then each sequence's end. Equal neighbours are an
+            empty sequence. Rows past the last entry are not written, and what they hold reaches no result.
         max_seqlen: upper bound of the sequences' lengths; sizes the launch, never decides what is computed.
         scale: factor of the scores, positive; default ``head_dim ** -0.5``.
         work_list: ``attention_work_list`` of the same arguments, for use by many calls; default: made by this call.
@@ -60,7 +63,8 @@ def attention(
         check_tensor("work_list", work_list, shape=[None, 4], dtypes=[torch.int32], device=q.device)
     refuse_gradient("attention", q, k, v)
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    return _attention_op(q, k, v, cu_seqlens, max_seqlen, scale, work_list)
+    out: Tensor = torch.ops.ernie_vit.attention(q, k, v, cu_seqlens, max_seqlen, scale, work_list)
+    return out
 
 
 def attention_ref(
@@ -73,7 +77,7 @@ def attention_ref(
     scale: float | None = None,
     work_list: Tensor | None = None,
 ) -> Tensor:
-    """``attention`` in plain PyTorch: differentiable, any device, exact for float64. Rows outside of sequences are zero.
+    """``attention`` in plain PyTorch: differentiable, any device, exact for float64; rows outside of sequences are 0.
 
     ``cu_seqlens`` is read on the host and may lie on the CPU. ``work_list`` is accepted and ignored.
     """
@@ -81,12 +85,14 @@ def attention_ref(
     _check_inputs(q, k, v, max_seqlen, scale, dtypes=(*FLOAT_DTYPES, torch.float64))
     offsets = cu_seqlens.tolist()
     _check_offsets(offsets, q.shape[0], max_seqlen)
-    pieces = [
-        F.scaled_dot_product_attention(*(x[first:end].transpose(0, 1)[None] for x in (q, k, v)), scale=scale)[0].transpose(0, 1)
-        for first, end in zip(offsets, offsets[1:], strict=False)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, rows, head_dim]
+    outputs = [
+        F.scaled_dot_product_attention(q[:, :, first:end], k[:, :, first:end], v[:, :, first:end], scale=scale)
+        for first, end in pairwise(offsets)
         if end > first
     ]
-    return torch.cat([*pieces, q.new_zeros(q.shape[0] - offsets[-1], *q.shape[1:])])
+    outputs.append(q.new_zeros(q[:, :, offsets[-1] :].shape))
+    return torch.cat(outputs, dim=2)[0].transpose(0, 1)
 
 
 def attention_work_list(
@@ -95,16 +101,19 @@ def attention_work_list(
     """Lay out the work of ``attention`` on q, k, v ``[num_rows, num_heads, head_dim]`` of ``dtype``, on the device.
 
     Returns:
-        int32 ``[1 + items, 4]``: row 0 holds the count of items that ``cu_seqlens`` has, the next ``count`` rows one item
-        each: first query row, first row of its sequence, end row of its sequence, head. The shape follows from the host
-        integers and the shape of ``cu_seqlens``; rows past the count are not written.
+        int32 ``[1 + items, 4]``: row 0 holds the count of items that ``cu_seqlens`` has, the next ``count`` rows one
+        item each: first query row, first row of its sequence, end row of its sequence, head. The shape follows from the
+        host integers and the shape of ``cu_seqlens``; rows past the count are not written.
 
     Raises:
         TypeError, ValueError: as ``attention``.
     """
     _check_sizes(max_seqlen, head_dim, dtype)
     check_tensor("cu_seqlens", cu_seqlens, shape=[None], dtypes=[torch.int32], device=cu_seqlens.device)
-    return _work_list_op(cu_seqlens, num_rows, max_seqlen, num_heads, head_dim, dtype)
+    work_list: Tensor = torch.ops.ernie_vit.attention_work_list(
+        cu_seqlens, num_rows, max_seqlen, num_heads, head_dim, dtype
+    )
+    return work_list
 
 
 def attention_work_list_ref(
@@ -115,7 +124,7 @@ def attention_work_list_ref(
     offsets = cu_seqlens.tolist()
     _check_offsets(offsets, num_rows, max_seqlen)
     tile_rows = attention_tile(cu_seqlens.device, dtype, head_dim, num_rows, max_seqlen).rows
-    longest_first = sorted(zip(offsets, offsets[1:], strict=False), key=lambda sequence: sequence[0] - sequence[1])
+    longest_first = sorted(pairwise(offsets), key=lambda sequence: sequence[0] - sequence[1])
     items = [
         (row, first, end, head)
         for first, end in longest_first
@@ -157,20 +166,20 @@ def _check_sizes(
 
 
 def _check_offsets(offsets: Sequence[int], num_rows: int, max_seqlen: int) -> None:
-    if not offsets or offsets[0] != 0 or any(end < first for first, end in zip(offsets, offsets[1:], strict=False)):
+    if not offsets or offsets[0] != 0 or any(end < first for first, end in pairwise(offsets)):
         raise ValueError(f"cu_seqlens: expected offsets that start at 0 and do not decrease, got {offsets}")
     if offsets[-1] > num_rows:
         raise ValueError(f"cu_seqlens: expected offsets up to the {num_rows} rows, got {offsets}")
-    longest = max((end - first for first, end in zip(offsets, offsets[1:], strict=False)), default=0)
+    longest = max((end - first for first, end in pairwise(offsets)), default=0)
     if longest > max_seqlen:
         raise ValueError(f"max_seqlen: expected at least the longest sequence's {longest} rows, got {max_seqlen}")
 
 
-def _require_triton(device: torch.device) -> AbstractContextManager[None]:
+def _on_device(device: torch.device) -> AbstractContextManager[None]:
     """The context to launch in, with ``device`` the current one."""
     reason = dispatch.why_not_triton(device)
     if reason is not None:
-        raise RuntimeError(f'attention: the Triton kernels do not run here: {reason}; use backend="torch"')
+        raise RuntimeError(f'attention: {reason}; backend="torch" runs everywhere')
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -178,22 +187,42 @@ def _make_work_list(cu_seqlens: Tensor, num_rows: int, num_heads: int, tile_rows
     from ernie_vit.kernels.triton.work_list import launch_work_list
 
     shape = work_list_shape(num_rows, cu_seqlens.shape[0] - 1, num_heads, tile_rows)
-    work_list = torch.empty(shape, dtype=torch.int32, device=cu_seqlens.device)
-    launch_work_list(cu_seqlens.contiguous(), work_list, num_rows=num_rows, num_heads=num_heads, tile_rows=tile_rows)
+    work_list = cu_seqlens.new_empty(shape)
+    launch_work_list(cu_seqlens, work_list, num_rows=num_rows, num_heads=num_heads, tile_rows=tile_rows)
     return work_list
 
 
-def _work_list_impl(
+torch.library.define(
+    "ernie_vit::attention_work_list",
+    "(Tensor cu_seqlens, int num_rows, int max_seqlen, int num_heads, int head_dim, ScalarType dtype) -> Tensor",
+)
+torch.library.define(
+    "ernie_vit::attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int max_seqlen, float scale, Tensor? work_list) -> Tensor",
+)
+
+
+@torch.library.impl("ernie_vit::attention_work_list", ["cpu", "cuda"])
+def _run_work_list(
     cu_seqlens: Tensor, num_rows: int, max_seqlen: int, num_heads: int, head_dim: int, dtype: torch.dtype
 ) -> Tensor:
     if cu_seqlens.device.type == "cpu":
         _check_offsets(cu_seqlens.tolist(), num_rows, max_seqlen)
     tile = attention_tile(cu_seqlens.device, dtype, head_dim, num_rows, max_seqlen)
-    with _require_triton(cu_seqlens.device):
+    with _on_device(cu_seqlens.device):
         return _make_work_list(cu_seqlens, num_rows, num_heads, tile.rows)
 
 
-def _attention_impl(
+@torch.library.register_fake("ernie_vit::attention_work_list")
+def _fake_work_list(
+    cu_seqlens: Tensor, num_rows: int, max_seqlen: int, num_heads: int, head_dim: int, dtype: torch.dtype
+) -> Tensor:
+    tile = attention_tile(cu_seqlens.device, dtype, head_dim, num_rows, max_seqlen)
+    return cu_seqlens.new_empty(work_list_shape(num_rows, cu_seqlens.shape[0] - 1, num_heads, tile.rows))
+
+
+@torch.library.impl("ernie_vit::attention", ["cpu", "cuda"])
+def _run(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, work_list: Tensor | None
 ) -> Tensor:
     rows, heads, head_dim = q.shape
@@ -205,52 +234,36 @@ def _attention_impl(
         raise ValueError(
             f"work_list: expected shape {list(shape)} for these rows, sequences and heads, got {list(work_list.shape)}"
         )
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    with _require_triton(q.device):
-        if isinstance(tile, HopperTile):
-            from ernie_vit.kernels.hopper import attention as hopper
 
-            if all(hopper.readable(x) for x in (q, k, v)):
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    with _on_device(q.device):
+        if isinstance(tile, HopperTile):
+            from ernie_vit.kernels.hopper.attention import launch_attention, readable
+
+            if all(readable(x) for x in (q, k, v)):
                 if work_list is None:
                     work_list = _make_work_list(cu_seqlens, rows, heads, tile.rows)
-                hopper.launch_attention(q, k, v, out, work_list, scale=scale, tile=tile)
+                launch_attention(q, k, v, out, work_list, scale=scale, tile=tile)
                 return out
-            # Strides that TMA cannot describe: plain Triton, whose items have another height.
+            # TMA cannot describe these strides. Plain Triton can, but its items have another height.
             tile, work_list = plain_tile(architecture(q.device), q.dtype), None
-        from ernie_vit.kernels.triton import attention as plain
+
+        from ernie_vit.kernels.triton.attention import launch_attention as launch_plain_attention
 
         if work_list is None:
             work_list = _make_work_list(cu_seqlens, rows, heads, tile.rows)
-        plain.launch_attention(q, k, v, out, work_list, scale=scale, tile=tile)
+        launch_plain_attention(q, k, v, out, work_list, scale=scale, tile=tile)
     return out
 
 
-def _work_list_fake(
-    cu_seqlens: Tensor, num_rows: int, max_seqlen: int, num_heads: int, head_dim: int, dtype: torch.dtype
-) -> Tensor:
-    tile = attention_tile(cu_seqlens.device, dtype, head_dim, num_rows, max_seqlen)
-    shape = work_list_shape(num_rows, cu_seqlens.shape[0] - 1, num_heads, tile.rows)
-    return cu_seqlens.new_empty(shape)
-
-
-def _attention_fake(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, work_list: Tensor | None
+@torch.library.register_fake("ernie_vit::attention")
+def _fake(
+    q: Tensor,
+    k: Tensor,  # noqa: ARG001  the shape function needs q alone
+    v: Tensor,  # noqa: ARG001
+    cu_seqlens: Tensor,  # noqa: ARG001
+    max_seqlen: int,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+    work_list: Tensor | None,  # noqa: ARG001
 ) -> Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-
-
-torch.library.define(
-    "ernie_vit::attention_work_list",
-    "(Tensor cu_seqlens, int num_rows, int max_seqlen, int num_heads, int head_dim, ScalarType dtype) -> Tensor",
-)
-torch.library.define(
-    "ernie_vit::attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int max_seqlen, float scale, Tensor? work_list) -> Tensor",
-)
-for key in ("CUDA", "CPU"):
-    torch.library.impl("ernie_vit::attention_work_list", key, _work_list_impl)
-    torch.library.impl("ernie_vit::attention", key, _attention_impl)
-torch.library.register_fake("ernie_vit::attention_work_list", _work_list_fake)
-torch.library.register_fake("ernie_vit::attention", _attention_fake)
-_work_list_op = torch.ops.ernie_vit.attention_work_list.default
-_attention_op = torch.ops.ernie_vit.attention.default

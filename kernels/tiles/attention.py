@@ -69,14 +69,14 @@ def hopper_tile(num_rows: int, max_seqlen: int) -> HopperTile:
     return HOPPER_MIDDLE if max_seqlen <= 2048 else HOPPER_LONG
 
 
-# Bytes of the dtype -> the plain kernel's tile, on a GPU that nobody measured yet: K and V of num_stages steps stay under
-# the 64 KiB of gfx942, and no register is spilled at any head_dim up to 128.
+# Bytes of the dtype -> the plain kernel's tile, on a GPU that nobody measured yet: K and V of num_stages steps stay
+# under the 64 KiB of gfx942, and no register is spilled at any head_dim up to 128.
 DEFAULT_TILES: dict[int, PlainTile] = {
     2: PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=2),
     4: PlainTile(rows=32, keys=32, num_warps=4, num_stages=2, programs=3),
 }
-# Measured ones. H200, 16 heads of 80, bf16: 6.9 us at 256 rows, 30.4 at 1,296, 24.6 at 16 x 256, as good as or better than
-# 128 rows with 8 warps up to 4,096 rows; three programs fit by registers (168).
+# Measured ones. H200, 16 heads of 80, bf16: 6.9 us at 256 rows, 30.4 at 1,296, 24.6 at 16 x 256, better than 128 rows
+# with 8 warps up to 4,096 rows; three programs fit by registers (168).
 PLAIN_TILES: dict[str, dict[int, PlainTile]] = {
     "sm_90": {**DEFAULT_TILES, 2: PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=3)},
 }

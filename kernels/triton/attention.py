@@ -6,10 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ernie_vit.kernels.tiles.attention import PlainTile
+from ernie_vit.kernels.triton.grid import persistent_programs
 
 LOG2_E = 1.4426950408889634
-# fewer than most tests have items, so that programs walk over several
-INTERPRETED_PROGRAMS = 4
 
 
 @triton.jit
@@ -162,10 +161,8 @@ def launch_attention(
     vector = 16 // q.element_size()
     if any(stride % vector for stride in strides):
         vector = 1
-    programs = INTERPRETED_PROGRAMS
-    if q.is_cuda:
-        programs = tile.programs * torch.cuda.get_device_properties(q.device).multi_processor_count
-    attention_kernel[(min(num_items, programs),)](
+    programs = persistent_programs(num_items, q.device, per_multiprocessor=tile.programs)
+    attention_kernel[(programs,)](
         q,
         k,
         v,

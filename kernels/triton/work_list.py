@@ -1,6 +1,5 @@
 """The kernel that lays out attention's work: which query rows of which sequence and head, longest first."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,7 +24,10 @@ def _lengths(
     return tl.maximum(tl.minimum(end, num_rows) - tl.maximum(first, 0), 0)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "num_rows", "num_heads", "max_items"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "num_rows", "num_heads", "max_items"],
+    do_not_specialize_on_alignment=["cu_seqlens_ptr"],
+)
 def work_list_kernel(
     cu_seqlens_ptr,  # [num_sequences + 1] int32
     work_list_ptr,  # [1 + max_items, 4] int32

@@ -1,0 +1,370 @@
+"""Variable-length attention for Hopper in Gluon: bfloat16 and float16, head_dim 80 as 64 + 16 columns.
+
+One program works on 64 * WARPGROUPS query rows of one (sequence, head): a producer warp moves Q and a ring of K
+and V blocks with TMA; consumer warpgroups of 64 rows each run O += P V, S = Q K^T and the online softmax one
+after the other, while the other warpgroups keep the tensor cores busy. Three of 160 registers that wait in turn
+are faster than two of 240 that overlap their own steps (H200: 2,515 against 2,833 us at 16,384 rows).
+
+Key blocks: the first one read is the sequence's last KEYS keys, with those masked that a later block brings
+again; the others follow from the first key on. So a sequence of KEYS rows or more reads no foreign key; in a
+shorter one the foreign rows are masked in S and zeroed in V, and TMA fills rows before the tensor's first with
+zeros. Q rows past a sequence's end may be foreign: each makes one row of the result, which is not stored.
+
+Launched without programmatic dependent launch: the next kernel's wait is then a wait for all before it.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.core import _aggregate as aggregate
+
+from ernie_vit.kernels.hopper.registers import pack, store_rows, thread_sums, unpack, zero_rows
+from ernie_vit.kernels.tiles.attention import HopperTile
+from ernie_vit.kernels.triton.grid import persistent_programs
+
+LOG2_E = 1.4426950408889634
+HEAD_DIM = gl.constexpr(80)
+MAIN = gl.constexpr(64)
+TAIL = gl.constexpr(16)
+# Keys of a step. One number for every tile: it decides a row's bits.
+KEYS = gl.constexpr(128)
+# Rings of 3 and 4 were up to 4 % slower than 2.
+STAGES = gl.constexpr(2)
+# The default partition gets what the workers leave, 168 beside three of 160 and the producer's 24: 160 is the most.
+CONSUMER_REGISTERS = gl.constexpr(160)
+PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+@aggregate
+class Shared:
+    """A program's shared memory: Q, the ring of K and V blocks, and the barriers of both."""
+
+    q_main: gl.shared_memory_descriptor  # [WARPGROUPS, 64, MAIN]
+    q_tail: gl.shared_memory_descriptor  # [WARPGROUPS, 64, TAIL]
+    k_main: gl.shared_memory_descriptor  # [STAGES, KEYS, MAIN]
+    k_tail: gl.shared_memory_descriptor
+    v_main: gl.shared_memory_descriptor
+    v_tail: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor  # [STAGES, 1]
+    empty: gl.shared_memory_descriptor
+    turn: gl.shared_memory_descriptor  # [WARPGROUPS, 1]
+
+    @gluon.constexpr_function
+    def __init__(self, q_main, q_tail, k_main, k_tail, v_main, v_tail, q_full, q_empty, full, empty, turn):
+        self.q_main = q_main
+        self.q_tail = q_tail
+        self.k_main = k_main
+        self.k_tail = k_tail
+        self.v_main = v_main
+        self.v_tail = v_tail
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.full = full
+        self.empty = empty
+        self.turn = turn
+
+
+@gluon.jit
+def load_item(work_list_ptr, item):
+    """First query row, first and end row of the sequence, head.
+
+    Volatile, so that loading it again costs a load and not the registers to keep it.
+    """
+    item_ptr = work_list_ptr + 4 * (1 + item)
+    row = gl.load(item_ptr, volatile=True)
+    first = gl.load(item_ptr + 1, volatile=True)
+    end = gl.load(item_ptr + 2, volatile=True)
+    head = gl.load(item_ptr + 3, volatile=True)
+    return row, first, end, head
+
+
+@gluon.jit
+def producer(
+    q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS: gl.constexpr
+):
+    """Fill Q, and the ring: an item's slot j holds K block j and V block j - 1, what one step of a consumer needs."""
+    slot, taken = 0, 0
+    for item in range(gl.program_id(0), gl.load(work_list_ptr), gl.num_programs(0)):
+        row, first, end, head = load_item(work_list_ptr, item)
+        blocks = gl.cdiv(end - first, KEYS)
+        column = head * HEAD_DIM
+        mbarrier.wait(shared.q_empty, (taken & 1) ^ 1)
+        mbarrier.expect(shared.q_full, WARPGROUPS * 64 * HEAD_DIM * 2)
+        for w in gl.static_range(WARPGROUPS):
+            row_w = row + 64 * w
+            tma.async_copy_global_to_shared(q_main, [row_w, column], shared.q_full, shared.q_main.index(w))
+            tma.async_copy_global_to_shared(q_tail, [row_w, column + MAIN], shared.q_full, shared.q_tail.index(w))
+        for j in range(blocks + 1):
+            stage = slot % STAGES
+            full = shared.full.index(stage)
+            mbarrier.wait(shared.empty.index(stage), ((slot // STAGES) & 1) ^ 1)
+            if j < blocks:
+                key = gl.where(j == 0, end - KEYS, first + (j - 1) * KEYS)
+                mbarrier.expect(full, KEYS * HEAD_DIM * 2)
+                tma.async_copy_global_to_shared(k_main, [key, column], full, shared.k_main.index(stage))
+                tma.async_copy_global_to_shared(k_tail, [key, column + MAIN], full, shared.k_tail.index(stage))
+            else:
+                mbarrier.arrive(full, count=1)
+            if j > 0:
+                key = gl.where(j == 1, end - KEYS, first + (j - 2) * KEYS)
+                mbarrier.expect(full, KEYS * HEAD_DIM * 2)
+                tma.async_copy_global_to_shared(v_main, [key, column], full, shared.v_main.index(stage))
+                tma.async_copy_global_to_shared(v_tail, [key, column + MAIN], full, shared.v_tail.index(stage))
+            else:
+                mbarrier.arrive(full, count=1)
+            slot += 1
+        taken += 1  # noqa: SIM113  Triton has no enumerate
+
+
+@gluon.jit
+def attend(
+    item,
+    slot,  # ring slots used before this item
+    taken,  # items before this one
+    out_ptr,
+    work_list_ptr,
+    scale_log2,
+    shared,
+    W: gl.constexpr,  # which warpgroup
+    WARPGROUPS: gl.constexpr,
+    HEADS: gl.constexpr,
+    TURNS: gl.constexpr,
+):
+    """Rows 64 W to 64 W + 63 of an item. Returns ``slot`` and ``taken`` for the next one."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    OUT_MAIN: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN, 16])
+    OUT_TAIL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
+    DTYPE: gl.constexpr = shared.q_main.dtype
+    row, first, end, head = load_item(work_list_ptr, item)
+    length = end - first
+    first_slot = slot
+    # Parity of this warpgroup's turns before this item: an item has blocks + 1 slots and blocks - 1 turns.
+    turns = slot - 2 * taken + 1
+    blocks = gl.cdiv(length, KEYS)
+    zeros = gl.zeros((64, KEYS), gl.float32, SCORES)
+
+    mbarrier.wait(shared.q_full, taken & 1)
+    stage = slot % STAGES
+    mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
+    s = warpgroup_mma(
+        shared.q_main.index(W), shared.k_main.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True
+    )
+    s = warpgroup_mma(shared.q_tail.index(W), shared.k_tail.index(stage).permute((1, 0)), s, is_async=True)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(shared.empty.index(stage), count=1)
+    own = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORES)) >= blocks * KEYS - length
+    s = gl.where(own[None, :], s, -float("inf"))
+    row_max = gl.max(s, 1) * scale_log2
+    p = gl.exp2(s * scale_log2 - row_max[:, None])
+    row_sum = thread_sums(p)
+    packed = pack(p, DTYPE)
+    out_main = gl.zeros((64, MAIN), gl.float32, OUT_MAIN)
+    out_tail = gl.zeros((64, TAIL), gl.float32, OUT_TAIL)
+
+    for _ in range(1, blocks):
+        slot += 1
+        stage = slot % STAGES
+        mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
+        if TURNS:
+            mbarrier.wait(shared.turn.index(W), ((slot - first_slot + turns) & 1) ^ (1 if W == 0 else 0))
+        out_main = warpgroup_mma(unpack(packed, OUT_MAIN, DTYPE), shared.v_main.index(stage), out_main, is_async=True)
+        out_tail = warpgroup_mma(unpack(packed, OUT_TAIL, DTYPE), shared.v_tail.index(stage), out_tail, is_async=True)
+        out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(out_main, out_tail, packed))
+        s = warpgroup_mma(
+            shared.q_main.index(W), shared.k_main.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True
+        )
+        s = warpgroup_mma(shared.q_tail.index(W), shared.k_tail.index(stage).permute((1, 0)), s, is_async=True)
+        if TURNS:
+            mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        mbarrier.arrive(shared.empty.index(stage), count=1)
+        new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
+        decay = gl.exp2(row_max - new_max)
+        row_max = new_max
+        p = gl.exp2(s * scale_log2 - new_max[:, None])
+        row_sum = row_sum * gl.convert_layout(decay, gl.SliceLayout(1, row_sum.type.layout))[:, None] + thread_sums(p)
+        out_main = out_main * gl.convert_layout(decay, gl.SliceLayout(1, OUT_MAIN))[:, None]
+        out_tail = out_tail * gl.convert_layout(decay, gl.SliceLayout(1, OUT_TAIL))[:, None]
+        packed = pack(p, DTYPE)
+
+    mbarrier.arrive(shared.q_empty, count=1)
+    slot += 1
+    stage = slot % STAGES
+    row, first, end, head = load_item(work_list_ptr, item)
+    mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
+    if end - first < KEYS:
+        # each warpgroup zeroes what it will read, and all write the same values: no barrier between them
+        zero_rows(shared.v_main.index(stage), KEYS - (end - first))
+        zero_rows(shared.v_tail.index(stage), KEYS - (end - first))
+        fence_async_shared()
+        gl.thread_barrier()
+    out_main = warpgroup_mma(unpack(packed, OUT_MAIN, DTYPE), shared.v_main.index(stage), out_main, is_async=True)
+    out_tail = warpgroup_mma(unpack(packed, OUT_TAIL, DTYPE), shared.v_tail.index(stage), out_tail, is_async=True)
+    out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(out_main, out_tail, packed))
+    mbarrier.arrive(shared.empty.index(stage), count=1)
+
+    factor = 1.0 / gl.sum(row_sum, 1)
+    row += 64 * W
+    STRIDE: gl.constexpr = HEADS * HEAD_DIM
+    out_rows = out_ptr + row.to(gl.int64) * STRIDE + head * HEAD_DIM
+    store_rows(out_rows, out_main, factor, end - row, STRIDE)
+    store_rows(out_rows + MAIN, out_tail, factor, end - row, STRIDE)
+    return slot + 1, taken + 1
+
+
+@gluon.jit
+def consumer(
+    W: gl.constexpr,
+    out_ptr,
+    work_list_ptr,
+    scale_log2,
+    shared,
+    WARPGROUPS: gl.constexpr,
+    HEADS: gl.constexpr,
+    TURNS: gl.constexpr,
+    PERSISTENT: gl.constexpr,
+):
+    """Warpgroup ``W`` of the program. Without the loop the compiler has 30 to 50 registers more for the inner one."""
+    count = gl.load(work_list_ptr)
+    if PERSISTENT:
+        slot, taken = 0, 0
+        for item in range(gl.program_id(0), count, gl.num_programs(0)):
+            slot, taken = attend(
+                item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, WARPGROUPS, HEADS, TURNS
+            )
+    elif gl.program_id(0) < count:
+        item, zero = gl.program_id(0), gl.to_tensor(0)
+        attend(item, zero, zero, out_ptr, work_list_ptr, scale_log2, shared, W, WARPGROUPS, HEADS, TURNS)
+
+
+@gluon.jit(do_not_specialize=["scale_log2"])
+def attention_kernel(
+    q_main,  # descriptors of [rows, HEADS * HEAD_DIM]: blocks [64, MAIN]
+    q_tail,  # [64, TAIL]
+    k_main,  # [KEYS, MAIN]
+    k_tail,  # [KEYS, TAIL]
+    v_main,
+    v_tail,
+    out_ptr,  # [rows, HEADS, HEAD_DIM], contiguous
+    work_list_ptr,  # [1 + items, 4] int32: the count, then first query row, first row and end of the sequence, head
+    scale_log2,  # scale * log2(e)
+    HEADS: gl.constexpr,
+    WARPGROUPS: gl.constexpr,
+    TURNS: gl.constexpr,
+    PERSISTENT: gl.constexpr,
+):
+    DTYPE: gl.constexpr = out_ptr.dtype.element_ty
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    shared = Shared(
+        gl.allocate_shared_memory(DTYPE, [WARPGROUPS, 64, MAIN], q_main.layout),
+        gl.allocate_shared_memory(DTYPE, [WARPGROUPS, 64, TAIL], q_tail.layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, MAIN], k_main.layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, TAIL], k_tail.layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, MAIN], v_main.layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, KEYS, TAIL], v_tail.layout),
+        gl.allocate_shared_memory(gl.int64, [1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
+        gl.allocate_shared_memory(gl.int64, [WARPGROUPS, 1], BARRIER),
+    )
+    for w in gl.static_range(WARPGROUPS):
+        mbarrier.init(shared.turn.index(w), count=1)
+    mbarrier.init(shared.q_full, count=1)
+    mbarrier.init(shared.q_empty, count=WARPGROUPS)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(shared.full.index(stage), count=2)
+        mbarrier.init(shared.empty.index(stage), count=WARPGROUPS)
+    fence_async_shared()
+    # The argument tuples stay inline: a tuple bound to a name loses its constexprs.
+    if WARPGROUPS == 3:
+        gl.warp_specialize(
+            [
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT)),
+                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT)),
+                (consumer, (2, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.static_assert(WARPGROUPS == 1)
+        gl.warp_specialize(
+            [
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS)),
+            ],
+            [1],
+            [PRODUCER_REGISTERS],
+        )
+
+
+@cache
+def block_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """How a TMA block of a 16-bit dtype lies in shared memory."""
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether TMA can read ``x`` ``[rows, heads, 80]`` as a matrix: heads side by side, rows aligned to 16 bytes."""
+    heads = x.shape[1]
+    return (
+        (heads == 1 or x.stride(1) == HEAD_DIM.value)
+        and x.stride(0) >= heads * HEAD_DIM.value
+        and x.stride(0) % 8 == 0
+        and x.data_ptr() % 16 == 0
+    )
+
+
+def launch_attention(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, work_list: Tensor, *, scale: float, tile: HopperTile
+) -> None:
+    """Fill the rows of ``out`` (contiguous) that lie in sequences, on the current device. q, k, v are ``readable``.
+
+    ``work_list`` was made for items of ``tile.rows`` rows. The grid follows from its shape alone; programs past its
+    count end at once.
+    """
+    rows, heads, head_dim = q.shape
+    num_items = work_list.shape[0] - 1
+    if num_items == 0:
+        return
+    programs = num_items
+    if tile.persistent:
+        programs = persistent_programs(num_items, q.device, per_multiprocessor=tile.programs)
+
+    def block(x: Tensor, block_rows: int, columns: int) -> TensorDescriptor:
+        layout = block_layout(block_rows, columns, x.dtype)
+        return TensorDescriptor(x, [rows, heads * head_dim], [x.stride(0), 1], [block_rows, columns], layout)
+
+    attention_kernel[(programs,)](
+        block(q, 64, MAIN.value),
+        block(q, 64, TAIL.value),
+        block(k, KEYS.value, MAIN.value),
+        block(k, KEYS.value, TAIL.value),
+        block(v, KEYS.value, MAIN.value),
+        block(v, KEYS.value, TAIL.value),
+        out,
+        work_list,
+        scale * LOG2_E,
+        HEADS=heads,
+        WARPGROUPS=tile.warpgroups,
+        TURNS=tile.turns,
+        PERSISTENT=tile.persistent,
+        num_warps=4,
+        maxnreg=tile.maxnreg,
+    )
