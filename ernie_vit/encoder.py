@@ -20,6 +20,7 @@ from ernie_vit.model.metadata import EncoderMetadata, Grid, prepare_encoder_meta
 from ernie_vit.model.operators import Backend, Operators, choose_operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
+from ernie_vit.model.warm_up import warm_up
 
 if TYPE_CHECKING:
     from ernie_vit.model.images import Image
@@ -269,6 +270,14 @@ class ErnieVisionEncoder(nn.Module):
         from ernie_vit.model.images import preprocess_images
 
         return preprocess_images(images, min_pixels=min_pixels, max_pixels=max_pixels)
+
+    def warm_up(self) -> None:
+        """Compile every kernel variant that this encoder can need on its device; no later call compiles one.
+
+        Without it each variant compiles at its first use, which takes seconds. Capturing warms up by itself.
+        """
+        if self.backend == "triton":
+            warm_up(self.vision_tower, self._operators())
 
     def capture(
         self,

@@ -9,10 +9,10 @@ import torch
 from ernie_vit.graph.capacity import Capacity, check_capacities, default_capacities, graph_bytes
 from ernie_vit.graph.recording import CudaGraphRecorder
 from ernie_vit.graph.runner import GraphRunner
-from ernie_vit.kernels.tiles.linear import row_regimes
 from ernie_vit.model.operators import Operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
+from ernie_vit.model.warm_up import row_regimes
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def capture_graphs(
     if device.type != "cuda":
         raise ValueError(f"capture: expected an encoder on a CUDA GPU, got one on {device}")
     if capacities is None:
-        chosen = default_capacities(row_regimes(device), max_tokens=max_tokens, max_sequences=max_sequences)
+        chosen = default_capacities(row_regimes(tower), max_tokens=max_tokens, max_sequences=max_sequences)
     elif max_tokens is not None or max_sequences is not None:
         raise ValueError("capacities: expected either a list, or max_tokens and max_sequences, got both")
     else:
