@@ -158,8 +158,8 @@ def _make_encoder(
         raise click.ClickException(str(error)) from error
     millions = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
     seeded = f", seed {seed}" if weights == "random" else ""
-    click.echo(f"device:  {describe_device(where)} ({why})")
-    click.echo(f"backend: {encoder.backend} ({encoder.backend_reason})")
+    click.echo(f"device:  {describe_device(where)}; {why}")
+    click.echo(f"backend: {encoder.backend}; {encoder.backend_reason}")
     click.echo(f"weights: {weights}{seeded}, {millions:.1f} M parameters")
     return encoder
 

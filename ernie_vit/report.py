@@ -28,9 +28,10 @@ def encoded_table(results: Sequence[Encoded], encoder: ErnieVisionEncoder) -> Ta
         caption=f"ms: pixel rows to tokens, one file at a time, without reading it; {warm_up}",
         caption_justify="left",
         box=None,
-        padding=(0, 2, 0, 0),
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
-    table.add_column("file", overflow="fold", min_width=12)
+    table.add_column("file", overflow="fold")
     for column in ("size", "grid_thw"):
         table.add_column(column, no_wrap=True)
     for column in ("patches", "tokens", "ms"):
@@ -45,7 +46,7 @@ def encoded_table(results: Sequence[Encoded], encoder: ErnieVisionEncoder) -> Ta
             str(list(result.grid_thw)),
             str(result.patches),
             str(len(result.tokens)),
-            f"{result.milliseconds:.1f}",
+            f"{result.milliseconds:.{1 if result.milliseconds < 1000 else 0}f}",
             str(encoder.device),
             dtype_name(encoder.dtype),
             encoder.backend,
