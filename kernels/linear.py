@@ -7,18 +7,13 @@ is never split, so a row's bits depend on nothing but the row. fp16 overflows as
 65,504 is infinite, and quick_gelu of minus infinity is NaN.
 """
 
-from functools import cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
 from ernie_vit.kernels.dispatch import interpreting, why_not_hopper, why_not_triton
-from ernie_vit.kernels.tiles.linear import hopper_regimes, triton_regimes
-
-# Programs of an interpreted launch: more than one, so that the persistent loop is what tests see.
-INTERPRETED_MULTIPROCESSORS = 3
+from ernie_vit.kernels.tiles.linear import architecture, hopper_regimes, triton_regimes
 
 
 def linear(
@@ -82,36 +77,6 @@ def linear_ref(
     return out if residual is None else residual + out
 
 
-def linear_row_regimes(device: torch.device, dtype: torch.dtype, n: int, k: int) -> tuple[int, ...]:
-    """Upper bounds of the row counts that share a compiled kernel, for a weight ``[n, k]``.
-
-    One call with as many rows as each bound, and one with more rows than the last, compile all that a device can be
-    asked for; a program that never holds more than ``c`` rows needs the bounds below ``c`` and ``c`` itself.
-    """
-    if why_not_hopper(device, dtype) is None and _rows_aligned(dtype, n, k):
-        return hopper_regimes(n, k).bounds
-    return triton_regimes(_architecture(device), float32=dtype == torch.float32).bounds
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """How many there are, which is how many programs a persistent launch has."""
-    if device.type == "cpu":
-        return INTERPRETED_MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def _architecture(device: torch.device) -> str:
-    """Key of the tile tables: ``"sm_90"``, ``"gfx942"``."""
-    if device.type == "cpu":
-        return "interpreter"
-    if torch.version.hip is not None:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
 def _rows_aligned(dtype: torch.dtype, n: int, k: int) -> bool:
     """Whether contiguous rows of x, weight and output start at multiples of 16 bytes, as TMA asks."""
     return n * dtype.itemsize % 16 == 0 and k * dtype.itemsize % 16 == 0
@@ -169,7 +134,6 @@ def launch(
                 out,
                 quick_gelu=quick_gelu,
                 tile=hopper_regimes(n, k).at(x.shape[0]),
-                programs=multiprocessors(x.device),
             )
         else:
             _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
@@ -187,7 +151,7 @@ def _launch_triton(
 ) -> None:
     from ernie_vit.kernels.triton.linear import launch_linear
 
-    regimes = triton_regimes(_architecture(x.device), float32=weight.dtype == torch.float32)
+    regimes = triton_regimes(architecture(x.device), float32=weight.dtype == torch.float32)
     launch_linear(
         x,
         weight,
@@ -197,7 +161,6 @@ def _launch_triton(
         out,
         quick_gelu=quick_gelu,
         tile=regimes.at(x.shape[0]),
-        multiprocessors=multiprocessors(x.device),
     )
 
 

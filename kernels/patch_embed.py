@@ -52,9 +52,7 @@ def patch_embed_ref(
     return F.linear(pixel_values.to(weight.dtype), weight)
 
 
-torch.library.define(
-    "ernie_vit::patch_embed", "(Tensor pixel_values, Tensor weight, Tensor? num_rows) -> Tensor"
-)
+torch.library.define("ernie_vit::patch_embed", "(Tensor pixel_values, Tensor weight, Tensor? num_rows) -> Tensor")
 
 
 @torch.library.impl("ernie_vit::patch_embed", ["cpu", "cuda"])

@@ -25,178 +25,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ernie_vit.kernels.hopper.linear_work import Work, allocate, describe, plan_for
 from ernie_vit.kernels.tiles.linear import HopperTile
-
-GL_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-
-Descriptor = tma.tensor_descriptor
-Shared = gl.shared_memory_descriptor
-
-
-class Plan:
-    """The compile-time numbers of one kernel, each a ``gl.constexpr``; equal plans are one compiled kernel.
-
-    Args:
-        tile: the shape of a tile and how its work is shared out.
-        n, k: columns of the output, columns of x.
-        programs: the launch's upper bound of programs, one a multiprocessor.
-        dtype: of every tensor.
-        bias, quick_gelu, residual, num_rows: which parts the call has.
-    """
-
-    def __init__(
-        self,
-        tile: HopperTile,
-        n: int,
-        k: int,
-        programs: int,
-        dtype: torch.dtype,
-        bias: bool,
-        quick_gelu: bool,
-        residual: bool,
-        num_rows: bool,
-    ) -> None:
-        main, tail = tile.column_parts
-        # A group with two row blocks has registers and shared memory for half an output block at a time.
-        halves = tile.row_blocks > tile.groups > 1
-        steps = -(-k // tile.block_k)
-        # ptxas holds wgmma to the registers at entry, 64K / threads: 256 columns fit up to two groups.
-        widest = 256 if tile.groups < 3 else 128
-
-        def accumulator(columns: int) -> gl.NVMMADistributedLayout:
-            return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, min(columns, widest), 16])
-
-        numbers = {
-            "GROUPS": tile.groups,
-            "PING_PONG": tile.ping_pong,
-            "BLOCKS": 1 if tile.ping_pong else tile.row_blocks,  # row blocks of a tile
-            "DOUBLE": tile.row_blocks - tile.groups if halves else 0,  # groups that hold two of them
-            "ROWS": tile.block_rows,
-            "MAIN": main,
-            "TAIL": tail,
-            "COLUMNS": main + tail,
-            "OUT_MAIN": main // 2 if halves else main,
-            "OUT_TAIL": main // 2 if halves else tail,
-            "DEPTH": tile.block_k,
-            "STAGES": min(tile.stages, steps),
-            "STEPS": steps,
-            "N": n,
-            "TILE_COLUMNS": -(-n // (main + tail)),
-            "GROUP_ROWS": tile.group_rows,
-            "PROGRAMS": programs,
-            "BIAS": bias,
-            "QUICK_GELU": quick_gelu,
-            "RESIDUAL": residual,
-            "NUM_ROWS": num_rows,
-            "DTYPE": GL_DTYPES[dtype],
-            "MAIN_LAYOUT": accumulator(main),
-            "TAIL_LAYOUT": accumulator(tail or 16),
-            "OUT_LAYOUT": accumulator(main // 2 if halves else main),
-            "OUT_TAIL_LAYOUT": accumulator(main // 2 if halves else tail or 16),
-        }
-        self.__dict__.update({name: gl.constexpr(value) for name, value in numbers.items()})
-        # Triton's caches ask for these three at every launch.
-        self._repr = f"Plan({', '.join(f'{name}={value}' for name, value in numbers.items())})"
-        self._hash = hash(self._repr)
-
-    def __repr__(self) -> str:
-        return self._repr
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and (self is other or self._repr == other._repr)
-
-
-plan_for = cache(Plan)
-
-
-@aggregate
-class _Work:
-    """What the partitions of a program share; ``_tail``: the columns past the largest power of two of a tile."""
-
-    x: Descriptor
-    weight: Descriptor
-    weight_tail: Descriptor
-    out: Descriptor
-    out_tail: Descriptor
-    residual: Descriptor
-    residual_tail: Descriptor
-    out_ptr: gl.tensor
-    bias_ptr: gl.tensor
-    num_rows_ptr: gl.tensor
-    capacity: gl.tensor
-    x_ring: Shared
-    weight_ring: Shared
-    weight_tail_ring: Shared
-    out_blocks: Shared  # where the residual is loaded first
-    out_tail_blocks: Shared
-    ready: Shared  # a ring stage is loaded / may be loaded again
-    empty: Shared
-    residual_ready: Shared  # the same of an output block
-    residual_empty: Shared
-    turn: Shared  # which ping-pong group reads the ring next
-    plan: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, x, weight, weight_tail, out, out_tail, residual, residual_tail, out_ptr, bias_ptr, num_rows_ptr,
-        capacity, x_ring, weight_ring, weight_tail_ring, out_blocks, out_tail_blocks, ready, empty,
-        residual_ready, residual_empty, turn, plan,
-    ):  # fmt: skip
-        self.x, self.weight, self.weight_tail = x, weight, weight_tail
-        self.out, self.out_tail = out, out_tail
-        self.residual, self.residual_tail = residual, residual_tail
-        self.out_ptr, self.bias_ptr, self.num_rows_ptr, self.capacity = out_ptr, bias_ptr, num_rows_ptr, capacity
-        self.x_ring, self.weight_ring, self.weight_tail_ring = x_ring, weight_ring, weight_tail_ring
-        self.out_blocks, self.out_tail_blocks = out_blocks, out_tail_blocks
-        self.ready, self.empty, self.turn = ready, empty, turn
-        self.residual_ready, self.residual_empty = residual_ready, residual_empty
-        self.plan = gl.constexpr(plan)
-
-    @gluon.jit
-    def live_rows(self):
-        P: gl.constexpr = self.plan
-        live = self.capacity
-        if P.NUM_ROWS:
-            # volatile: not what the first-level cache kept of a read before gdc_wait
-            live = gl.minimum(live, gl.load(self.num_rows_ptr, volatile=True))
-        return live
-
-    @gluon.jit
-    def tile_rows(self, live):
-        P: gl.constexpr = self.plan
-        return (live + P.BLOCKS * P.ROWS - 1) // (P.BLOCKS * P.ROWS)
-
-    @gluon.jit
-    def place(self, tile, tile_rows):  # -> row of tiles, column of tiles
-        P: gl.constexpr = self.plan
-        if P.GROUP_ROWS == 0:  # row by row: the place depends on nothing that is read from memory
-            row = tile // P.TILE_COLUMNS
-            column = tile % P.TILE_COLUMNS
-        else:
-            group = P.GROUP_ROWS * P.TILE_COLUMNS
-            first = tile // group * P.GROUP_ROWS
-            rows = gl.minimum(tile_rows - first, P.GROUP_ROWS)
-            row = first + tile % group % rows
-            column = tile % group // rows
-        return row, column
 
 
 @gluon.jit
 def _load_weight(work, column, step, stage):
     P: gl.constexpr = work.plan
-    bar = work.ready.index(stage)
+    bar = work.shared.ready.index(stage)
     mbarrier.expect(bar, (P.BLOCKS * P.ROWS + P.COLUMNS) * P.DEPTH * 2)  # of the x blocks too
     at = column * P.COLUMNS
-    tma.async_copy_global_to_shared(work.weight, [at, step * P.DEPTH], bar, work.weight_ring.index(stage))
+    tma.async_copy_global_to_shared(work.weight, [at, step * P.DEPTH], bar, work.shared.weight_ring.index(stage))
     if P.TAIL:
-        tail = work.weight_tail_ring.index(stage)
+        tail = work.shared.weight_tail_ring.index(stage)
         tma.async_copy_global_to_shared(work.weight_tail, [at + P.MAIN, step * P.DEPTH], bar, tail)
 
 
@@ -205,8 +48,8 @@ def _load_x(work, row, step, stage):
     P: gl.constexpr = work.plan
     for block in gl.static_range(P.BLOCKS):
         at = (row * P.BLOCKS + block) * P.ROWS
-        shared = work.x_ring.index(stage * P.BLOCKS + block)
-        tma.async_copy_global_to_shared(work.x, [at, step * P.DEPTH], work.ready.index(stage), shared)
+        shared = work.shared.x_ring.index(stage * P.BLOCKS + block)
+        tma.async_copy_global_to_shared(work.x, [at, step * P.DEPTH], work.shared.ready.index(stage), shared)
 
 
 @gluon.jit
@@ -236,23 +79,23 @@ def _load_partition(work):
         # written out here: a start kept in a loop-carried scalar comes out frozen at its first value
         for step in range(gl.where(tile == program, filled, 0), P.STEPS):
             stage = step_count % P.STAGES
-            mbarrier.wait(work.empty.index(stage), ((step_count // P.STAGES) & 1) ^ 1)
+            mbarrier.wait(work.shared.empty.index(stage), ((step_count // P.STAGES) & 1) ^ 1)
             _load_weight(work, column, step, stage)
             _load_x(work, row, step, stage)
             step_count += 1
     if P.GROUP_ROWS == 0:  # noqa: SIM102  the outer condition is known to the compiler
         if (filled > 0) & (program >= total):  # the hint was wrong: let the copies land before the program ends
             for stage in gl.static_range(P.STAGES):
-                mbarrier.wait(work.ready.index(stage), 0)
+                mbarrier.wait(work.shared.ready.index(stage), 0)
 
 
 @gluon.jit
 def _load_residual(work, descriptor, row, column, slot, blocks, width: gl.constexpr, use):
     P: gl.constexpr = work.plan
     group = slot % P.GROUPS
-    mbarrier.wait(work.residual_empty.index(slot), (use & 1) ^ 1)
-    mbarrier.expect(work.residual_ready.index(slot), P.ROWS * width * 2)
-    ready = work.residual_ready.index(slot)
+    mbarrier.wait(work.shared.residual_empty.index(slot), (use & 1) ^ 1)
+    mbarrier.expect(work.shared.residual_ready.index(slot), P.ROWS * width * 2)
+    ready = work.shared.residual_ready.index(slot)
     tma.async_copy_global_to_shared(descriptor, [row, column], ready, blocks.index(group))
 
 
@@ -260,11 +103,11 @@ def _load_residual(work, descriptor, row, column, slot, blocks, width: gl.conste
 def _load_residual_block(work, row, column, group, use):
     P: gl.constexpr = work.plan
     at = column * P.COLUMNS
-    _load_residual(work, work.residual, row, at, group, work.out_blocks, P.OUT_MAIN, use)
+    _load_residual(work, work.residual, row, at, group, work.shared.out, P.OUT_MAIN, use)
     if P.OUT_TAIL:
         tail = at + P.OUT_MAIN
         slot = P.GROUPS + group
-        _load_residual(work, work.residual_tail, row, tail, slot, work.out_tail_blocks, P.OUT_TAIL, use)
+        _load_residual(work, work.residual_tail, row, tail, slot, work.shared.out_tail, P.OUT_TAIL, use)
 
 
 @gluon.jit
@@ -325,7 +168,7 @@ def _finish(work, acc, live, row, column, slot, block, use, descriptor, LAYOUT: 
             pack=1,
         )
     if P.RESIDUAL:
-        mbarrier.wait(work.residual_ready.index(slot), use & 1)
+        mbarrier.wait(work.shared.residual_ready.index(slot), use & 1)
         acc = acc + block.load(LAYOUT).to(gl.float32)
     elif FIRST:
         tma.store_wait(0)  # the block before has left the buffers
@@ -338,17 +181,17 @@ def _finish(work, acc, live, row, column, slot, block, use, descriptor, LAYOUT: 
     elif row < live:
         _store_live(work, block, live, row, column)
     if P.RESIDUAL:
-        mbarrier.arrive(work.residual_empty.index(slot))
+        mbarrier.arrive(work.shared.residual_empty.index(slot))
 
 
 @gluon.jit
 def _store_block(work, main, tail, live, row, column, use, GROUP: gl.constexpr):
     P: gl.constexpr = work.plan
-    block = work.out_blocks.index(GROUP)
+    block = work.shared.out.index(GROUP)
     _finish(work, main, live, row, column, GROUP, block, use, work.out, P.OUT_LAYOUT, True)
     if P.OUT_TAIL:
         SLOT: gl.constexpr = P.GROUPS + GROUP
-        block = work.out_tail_blocks.index(GROUP)
+        block = work.shared.out_tail.index(GROUP)
         at = column + P.OUT_MAIN
         _finish(work, tail, live, row, at, SLOT, block, use, work.out_tail, P.OUT_TAIL_LAYOUT, False)
 
@@ -384,33 +227,33 @@ def _multiply_partition(GROUP: gl.constexpr, work):
         step_count = count * P.STEPS
         if P.PING_PONG:
             # A phase is one bit: start only after the group before has waited for its last stage.
-            mbarrier.wait(work.turn.index(GROUP), ((count // P.GROUPS) & 1) ^ (1 if GROUP == 0 else 0))
+            mbarrier.wait(work.shared.turn.index(GROUP), ((count // P.GROUPS) & 1) ^ (1 if GROUP == 0 else 0))
         for step in range(P.STEPS):
             stage = step_count % P.STAGES
-            mbarrier.wait(work.ready.index(stage), (step_count // P.STAGES) & 1)
-            x = work.x_ring.index(stage * P.BLOCKS + BLOCK)
-            weight = work.weight_ring.index(stage).permute((1, 0))
+            mbarrier.wait(work.shared.ready.index(stage), (step_count // P.STAGES) & 1)
+            x = work.shared.x_ring.index(stage * P.BLOCKS + BLOCK)
+            weight = work.shared.weight_ring.index(stage).permute((1, 0))
             acc = warpgroup_mma(x, weight, acc, use_acc=step > 0, is_async=True)
             if TWO:
-                x_second = work.x_ring.index(stage * P.BLOCKS + BLOCK + 1)
+                x_second = work.shared.x_ring.index(stage * P.BLOCKS + BLOCK + 1)
                 second = warpgroup_mma(x_second, weight, second, use_acc=step > 0, is_async=True)
             elif P.TAIL:
-                weight_tail = work.weight_tail_ring.index(stage).permute((1, 0))
+                weight_tail = work.shared.weight_tail_ring.index(stage).permute((1, 0))
                 second = warpgroup_mma(x, weight_tail, second, use_acc=step > 0, is_async=True)
             # each wgmma is a commit group of its own: all of this step may stay in flight
             if TWO or P.TAIL:
                 acc, second = warpgroup_mma_wait(2, deps=[acc, second])
             else:
                 acc = warpgroup_mma_wait(1, deps=[acc])
-            mbarrier.arrive(work.empty.index((step_count + P.STAGES - 1) % P.STAGES), pred=step > 0)
+            mbarrier.arrive(work.shared.empty.index((step_count + P.STAGES - 1) % P.STAGES), pred=step > 0)
             step_count += 1
         if P.PING_PONG:
-            mbarrier.arrive(work.turn.index((GROUP + 1) % P.GROUPS))
+            mbarrier.arrive(work.shared.turn.index((GROUP + 1) % P.GROUPS))
         if TWO or P.TAIL:
             acc, second = warpgroup_mma_wait(0, deps=[acc, second])
         else:
             acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(work.empty.index((step_count + P.STAGES - 1) % P.STAGES))
+        mbarrier.arrive(work.shared.empty.index((step_count + P.STAGES - 1) % P.STAGES))
 
         row = (tile_row * P.BLOCKS + BLOCK) * P.ROWS
         column = tile_column * P.COLUMNS
@@ -425,14 +268,6 @@ def _multiply_partition(GROUP: gl.constexpr, work):
             use += 1
         count += STRIDE
     tma.store_wait(0)
-
-
-@gluon.jit
-def _barriers(number: gl.constexpr, count: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(number):
-        mbarrier.init(bars.index(index), count=count)
-    return bars
 
 
 # The count is one number of a longer buffer, the bias may be a slice: their alignment says nothing and must not
@@ -454,22 +289,8 @@ def linear_kernel(
 ):
     P: gl.constexpr = PLAN
     gdc_launch_dependents()
-    x_ring = gl.allocate_shared_memory(P.DTYPE, [P.STAGES * P.BLOCKS, P.ROWS, P.DEPTH], x.layout)
-    weight_ring = gl.allocate_shared_memory(P.DTYPE, [P.STAGES, P.MAIN, P.DEPTH], weight.layout)
-    out_blocks = gl.allocate_shared_memory(P.DTYPE, [P.GROUPS, P.ROWS, P.OUT_MAIN], out.layout)
-    weight_tail_ring = weight_ring
-    if P.TAIL:
-        weight_tail_ring = gl.allocate_shared_memory(P.DTYPE, [P.STAGES, P.TAIL, P.DEPTH], weight_tail.layout)
-    out_tail_blocks = out_blocks
-    if P.OUT_TAIL:
-        out_tail_blocks = gl.allocate_shared_memory(P.DTYPE, [P.GROUPS, P.ROWS, P.OUT_TAIL], out_tail.layout)
-    ready = _barriers(P.STAGES, 1)
-    empty = _barriers(P.STAGES, 1 if P.PING_PONG else P.GROUPS)
-    residual_ready = _barriers(2 * P.GROUPS, 1)
-    residual_empty = _barriers(2 * P.GROUPS, 1)
-    turn = _barriers(P.GROUPS, 1)
-    fence_async_shared()
-    work = _Work(
+    shared = allocate(x, weight, weight_tail, out, out_tail, P)
+    work = Work(
         x,
         weight,
         weight_tail if P.TAIL else weight,
@@ -481,16 +302,7 @@ def linear_kernel(
         bias_ptr if P.BIAS else out_ptr,
         num_rows_ptr if P.NUM_ROWS else out_ptr,
         capacity,
-        x_ring,
-        weight_ring,
-        weight_tail_ring,
-        out_blocks,
-        out_tail_blocks,
-        ready,
-        empty,
-        residual_ready,
-        residual_empty,
-        turn,
+        shared,
         P,
     )
     # Every thread starts with 64K / threads registers (warps are padded to groups of four); the loading warps keep
@@ -527,13 +339,9 @@ def linear_kernel(
 
 
 @cache
-def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], GL_DTYPES[dtype])
-
-
-def _describe(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    layout = _layout(rows, columns, tensor.dtype)
-    return TensorDescriptor(tensor, tensor.shape, tensor.stride(), [rows, columns], layout)
+def multiprocessors(device: torch.device) -> int:
+    """How many there are, which is how many programs a launch has at most."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def launch_linear(
@@ -546,7 +354,6 @@ def launch_linear(
     *,
     quick_gelu: bool,
     tile: HopperTile,
-    programs: int,
 ) -> None:
     """Launch on the current device and stream.
 
@@ -559,24 +366,23 @@ def launch_linear(
         out: ``[rows, N]``, contiguous, rows > 0.
         quick_gelu: whether the activation is applied, before the residual.
         tile: the tile and its work sharing; decides the time and not the bits.
-        programs: the multiprocessors of the device.
     """
     rows, k = x.shape
     n = weight.shape[0]
     main, tail = tile.column_parts
-    plan = plan_for(
-        tile, n, k, programs, x.dtype, bias is not None, quick_gelu, residual is not None, num_rows is not None
-    )
+    programs = multiprocessors(x.device)
+    parts = (bias is not None, quick_gelu, residual is not None, num_rows is not None)
+    plan = plan_for(tile, n, k, programs, x.dtype, *parts)
     height, out_main, out_tail = tile.block_rows, plan.OUT_MAIN.value, plan.OUT_TAIL.value
     tiles = -(-rows // tile.rows) * plan.TILE_COLUMNS.value
-    linear_kernel[(min(programs, tiles),)](
-        _describe(x, height, tile.block_k),
-        _describe(weight, main, tile.block_k),
-        _describe(weight, tail, tile.block_k) if tail else None,
-        _describe(out, height, out_main),
-        _describe(out, height, out_tail) if out_tail else None,
-        _describe(residual, height, out_main) if residual is not None else None,
-        _describe(residual, height, out_tail) if residual is not None and out_tail else None,
+    linear_kernel[(min(tiles, programs),)](
+        describe(x, height, tile.block_k),
+        describe(weight, main, tile.block_k),
+        describe(weight, tail, tile.block_k) if tail else None,
+        describe(out, height, out_main),
+        describe(out, height, out_tail) if out_tail else None,
+        describe(residual, height, out_main) if residual is not None else None,
+        describe(residual, height, out_tail) if residual is not None and out_tail else None,
         out,
         bias,
         num_rows,

@@ -7,7 +7,12 @@ bf16, epilogue included; ``bench/tune_linear.py`` measures them again and prints
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
+
+import torch
+
+from ernie_vit.kernels.dispatch import why_not_hopper
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,7 @@ def _cooperative(rows: int, columns: int, groups: int, stages: int, *, pdl: bool
 
 
 def _ping_pong(rows: int, columns: int, stages: int, *, pdl: bool, group_rows: int = 8) -> HopperTile:
-    return HopperTile(
-        rows, columns, 2, stages, ping_pong=True, group_rows=0 if pdl else group_rows, pdl=pdl
-    )
+    return HopperTile(rows, columns, 2, stages, ping_pong=True, group_rows=0 if pdl else group_rows, pdl=pdl)
 
 
 # Where ceil(tiles / 132) * tile area, which explains most of the ranking on 132 multiprocessors, changes its winner.
@@ -173,7 +176,8 @@ HOPPER_DEFAULT = Regimes(
 )
 
 # Plain Triton, 16-bit inputs. Two regimes: few rows are bound by how many tiles there are, many by the tile's area.
-# sm_90: serves what the Gluon kernel does not (rows that are no multiple of 16 bytes, newer Triton releases).
+# sm_90: serves what the Gluon kernel does not (rows that are no multiple of 16 bytes, newer Triton releases); its
+# bound is one of the Gluon kernel's, so that those are all.
 _SMALL = TritonTile(64, 64, 64, num_warps=4, num_stages=3)
 _MIDDLE = TritonTile(128, 64, 64, num_warps=4, num_stages=3)
 TRITON_TILES: dict[str, Regimes[TritonTile]] = {
@@ -188,7 +192,7 @@ TRITON_TILES: dict[str, Regimes[TritonTile]] = {
     "sm_86": Regimes((1024,), (_SMALL, _MIDDLE)),
     "sm_89": Regimes((1024,), (_SMALL, _MIDDLE)),
     "sm_90": Regimes(
-        (1024,),
+        (832,),
         (
             TritonTile(64, 128, 64, num_warps=4, num_stages=4),
             TritonTile(128, 128, 64, num_warps=8, num_stages=4),
@@ -225,3 +229,25 @@ def hopper_regimes(n: int, k: int) -> Regimes[HopperTile]:
 def triton_regimes(arch: str, *, float32: bool) -> Regimes[TritonTile]:
     """Tiles of the plain Triton kernel on ``arch`` (``"sm_90"``, ``"gfx942"``; unknown names get the default)."""
     return TRITON_FLOAT32 if float32 else TRITON_TILES.get(arch, TRITON_DEFAULT)
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """The key of a device in these tables: ``"sm_90"``, ``"gfx942"``; ``"cpu"`` where kernels are interpreted."""
+    if device.type == "cpu":
+        return "cpu"
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def row_regimes(device: torch.device) -> tuple[int, ...]:
+    """The row counts up to which every linear keeps its tile on ``device``, ascending.
+
+    A pass with room for each of these many rows, and one with room for more than the last, run every tile that a
+    model of one dtype and shape can come to on the device.
+    """
+    if why_not_hopper(device, torch.bfloat16) is None:
+        return HOPPER_BOUNDS
+    return triton_regimes(architecture(device), float32=False).bounds

@@ -7,12 +7,12 @@ rows) and is rounded to it first.
 
 from math import gcd
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ernie_vit.kernels.tiles.linear import TritonTile
+from ernie_vit.kernels.triton.grid import persistent_programs
 
 # Rows of tiles that share a column of tiles while it is in the second-level cache; 4, 8 and 16 were within 2 %.
 GROUP_ROWS = 8
@@ -110,7 +110,6 @@ def launch_linear(
     *,
     quick_gelu: bool,
     tile: TritonTile,
-    multiprocessors: int,
 ) -> None:
     """Launch on the current device and stream.
 
@@ -123,12 +122,12 @@ def launch_linear(
         out: ``[rows, N]``, contiguous, rows > 0.
         quick_gelu: whether the activation is applied, before the residual.
         tile: the tile; decides the time and not the bits.
-        multiprocessors: of the device.
     """
     rows, k = x.shape
     n = weight.shape[0]
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.columns)
-    _linear_kernel[(min(multiprocessors * tile.programs_per_sm, tiles),)](
+    programs = persistent_programs(tiles, x.device, per_multiprocessor=tile.programs_per_sm)
+    _linear_kernel[(programs,)](
         x,
         weight,
         bias,
