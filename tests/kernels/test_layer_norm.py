@@ -142,8 +142,8 @@ def test_a_row_has_the_same_bits_whatever_surrounds_it(device: str) -> None:
 
 def test_registered_op(device: str) -> None:
     x, weight, bias = inputs(7, 160, torch.bfloat16, device)
-    num_rows = torch.tensor([5], dtype=torch.int32, device=device)
-    for count in (None, num_rows[:0].new_tensor([7])):
+    # no rows past the live ones: opcheck compares outputs as a whole
+    for count in (None, torch.tensor([7], dtype=torch.int32, device=device)):
         torch.library.opcheck(torch.ops.ernie_vit.layer_norm.default, (x, weight, bias, 1e-6, count))
 
 

@@ -261,7 +261,8 @@ def test_the_same_bits_twice_and_alone(device: str) -> None:
 
 def test_registered_ops(device: str) -> None:
     cu_seqlens, sizes = plan([(2, 4), (4, 2)], device, padding=1)
-    torch.library.opcheck(torch.ops.ernie_vit.rotary_table.default, (cu_seqlens, sizes, 20, HEAD_DIM, 10000.0))
+    # no rows past the live ones: opcheck compares outputs as a whole
+    torch.library.opcheck(torch.ops.ernie_vit.rotary_table.default, (cu_seqlens, sizes, 16, HEAD_DIM, 10000.0))
     qkv, table = qkv_and_table(5, torch.bfloat16, device)
     for count in (None, torch.tensor([4], dtype=torch.int32, device=device)):
         torch.library.opcheck(torch.ops.ernie_vit.apply_rotary.default, (qkv, table, count))

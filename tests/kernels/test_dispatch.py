@@ -1,0 +1,127 @@
+"""Which kernels serve which device, on made-up machines."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from ernie_vit.kernels import dispatch
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """Pretends a GPU, a Triton and an interpreter; forgets what was decided about them afterwards."""
+
+    def pretend(
+        *,
+        name: str = "NVIDIA H200",
+        capability: tuple[int, int] = (9, 0),
+        triton: str | None = "3.6.0",
+        hip: str | None = None,
+        interpreted: bool = False,
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(dispatch, "triton_version", lambda: triton)
+        monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
+        forget()
+
+    def forget() -> None:
+        dispatch.why_not_triton.cache_clear()
+        dispatch.why_not_hopper.cache_clear()
+
+    yield pretend
+    monkeypatch.undo()
+    forget()
+
+
+def test_hopper_runs_gluon(machine: Machine) -> None:
+    machine()
+    assert dispatch.why_not_triton(GPU) is None
+    assert dispatch.why_not_hopper(GPU, torch.bfloat16) is None
+    assert dispatch.why_not_hopper(GPU, torch.float16) is None
+
+
+def test_hopper_runs_plain_triton_at_float32(machine: Machine) -> None:
+    machine()
+    assert "torch.float32" in str(dispatch.why_not_hopper(GPU, torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [("NVIDIA A100", (8, 0)), ("NVIDIA L4", (8, 9)), ("NVIDIA B200", (10, 0)), ("RTX 5090", (12, 0))],
+)
+def test_other_gpus_run_plain_triton(machine: Machine, name: str, capability: tuple[int, int]) -> None:
+    machine(name=name, capability=capability)
+    assert dispatch.why_not_triton(GPU) is None
+    assert dispatch.why_not_hopper(GPU, torch.bfloat16) == f"{name} is not a Hopper GPU"
+
+
+def test_amd_runs_plain_triton(machine: Machine) -> None:
+    machine(name="AMD Instinct MI300X", hip="6.4", capability=(9, 4))
+    assert dispatch.why_not_triton(GPU) is None
+    assert "not a Hopper GPU" in str(dispatch.why_not_hopper(GPU, torch.bfloat16))
+    machine(name="gfx900", hip="6.4", capability=(9, 0))  # the number of a Hopper, on another make
+    assert "not a Hopper GPU" in str(dispatch.why_not_hopper(GPU, torch.bfloat16))
+
+
+def test_old_gpu_runs_neither(machine: Machine) -> None:
+    machine(name="Tesla T4", capability=(7, 5))
+    reason = "Tesla T4 is older than compute capability 8.0"
+    assert dispatch.why_not_triton(GPU) == reason
+    assert dispatch.why_not_hopper(GPU, torch.bfloat16) == reason
+
+
+@pytest.mark.parametrize("version", ["3.7.1", "3.8.0", "3.9.0", "3.10.0", "3.60.0"])
+def test_gluon_only_with_the_triton_it_was_soaked_with(machine: Machine, version: str) -> None:
+    machine(triton=version)
+    assert dispatch.why_not_triton(GPU) is None
+    assert version in str(dispatch.why_not_hopper(GPU, torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [(None, "triton is not installed"), ("3.5.1", "older than 3.6"), ("2.9.0", "older than 3.6")],
+)
+def test_triton_missing_or_old(machine: Machine, version: str | None, reason: str) -> None:
+    machine(triton=version)
+    assert reason in str(dispatch.why_not_triton(GPU))
+    assert reason in str(dispatch.why_not_hopper(GPU, torch.bfloat16))
+
+
+def test_cpu_runs_kernels_only_interpreted(machine: Machine) -> None:
+    machine()
+    assert "TRITON_INTERPRET=1" in str(dispatch.why_not_triton(CPU))
+    machine(interpreted=True)
+    assert dispatch.why_not_triton(CPU) is None
+    assert dispatch.why_not_hopper(CPU, torch.bfloat16) == "Gluon kernels cannot be interpreted"
+
+
+def test_other_devices_run_neither(machine: Machine) -> None:
+    machine()
+    assert dispatch.why_not_triton(torch.device("meta")) == "the device is meta, not CUDA"
+
+
+def test_references_need_neither_triton_nor_a_gpu() -> None:
+    # an empty entry in sys.modules makes `import triton` fail, as if it were not installed
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+import ernie_vit.kernels.attention
+import ernie_vit.kernels.compilation
+import ernie_vit.kernels.layer_norm
+import ernie_vit.kernels.linear
+import ernie_vit.kernels.mlp
+import ernie_vit.kernels.patch_embed
+import ernie_vit.kernels.rotary
+assert not torch.cuda.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

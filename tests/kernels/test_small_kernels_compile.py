@@ -1,0 +1,94 @@
+"""The small kernels, compiled for every architecture: no spills, and vector loads."""
+
+import pytest
+import torch
+import triton
+from offline_compile import SHARED_MEMORY_LIMIT, Report, report
+
+from ernie_vit.kernels.rotary import inverse_frequencies
+from ernie_vit.kernels.triton import layer_norm, rotary
+
+pytestmark = pytest.mark.compile
+
+ARCHITECTURES = list(SHARED_MEMORY_LIMIT)
+TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+def check(result: Report) -> None:
+    assert result.spill_bytes == 0
+    assert result.shared <= SHARED_MEMORY_LIMIT[result.arch]
+
+
+def live_rows(counted: bool) -> tuple[dict[str, str], dict[str, None]]:
+    """Signature and constexprs of ``num_rows_ptr`` with a count of live rows, and without."""
+    return ({"num_rows_ptr": "*i32"}, {}) if counted else ({}, {"num_rows_ptr": None})
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("width", "dtype", "counted"),
+    [
+        pytest.param(1280, torch.bfloat16, True, id="tower"),
+        pytest.param(1280, torch.float32, True, id="tower-fp32"),
+        pytest.param(1280, torch.float16, False, id="tower-fp16-all-rows"),
+        pytest.param(5120, torch.bfloat16, True, id="resampler"),
+    ],
+)
+def test_layer_norm(arch: str, width: int, dtype: torch.dtype, counted: bool) -> None:
+    pointers = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), TYPES[dtype])
+    signature, constexprs = live_rows(counted)
+    result = report(
+        layer_norm._layer_norm_kernel,
+        {**pointers, **signature, "x_row_units": "i32", "rows": "i32", "eps": "fp32"},
+        {**constexprs, "WIDTH": width, "UNIT": 16, "BLOCK": triton.next_power_of_2(width)},
+        arch=arch,
+        num_warps=layer_norm.num_warps(width),
+    )
+    check(result)
+    assert result.widest_load >= 128
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("counted", [True, False], ids=["live-rows", "all-rows"])
+def test_apply_rotary(arch: str, dtype: torch.dtype, counted: bool) -> None:
+    signature, constexprs = live_rows(counted)
+    result = report(
+        rotary._apply_rotary_kernel,
+        {
+            "qkv_ptr": TYPES[dtype],
+            "table_ptr": "*fp32",
+            "qkv_row_units": "i32",
+            "rows": "i32",
+            **signature,
+        },
+        {**constexprs, "HEADS": 16, "HALF": 40, "UNIT": 8, "BLOCK": rotary.PAIRS // 8},
+        arch=arch,
+        num_warps=4,
+    )
+    check(result)
+    assert result.widest_load >= 128
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_rotary_table(arch: str) -> None:
+    result = report(
+        rotary._rotary_table_kernel,
+        {
+            "cu_seqlens_ptr": "*i32",
+            "frame_sizes_ptr": "*i32",
+            "table_ptr": "*fp32",
+            "sequences": "i32",
+            "rows": "i32",
+        },
+        {
+            "FREQUENCIES": tuple(inverse_frequencies(80, 10000.0).tolist()),
+            "COUNT": 20,
+            "BLOCK_ANGLES": 64,
+            "BLOCK_ROWS": rotary.TABLE_ROWS,
+            "BLOCK_CUTS": rotary.CUTS,
+        },
+        arch=arch,
+        num_warps=rotary.TABLE_WARPS,
+    )
+    check(result)
