@@ -8,7 +8,7 @@ Needs the extra ``images`` (Pillow, transformers). transformers is imported with
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -93,12 +93,12 @@ def preprocess_images(
 
     Raises:
         UnreadableImage: the first of ``images`` that cannot be read.
-        TypeError, ValueError: an image is none, or the limits contradict each other.
+        TypeError, ValueError: no sequence, an image is none, or the limits contradict each other.
     """
     processor = processor or default_processor()
     own_limits = processor.size["shortest_edge"], processor.size["longest_edge"]
     size = _size(min_pixels, max_pixels, own_limits)
-    patches = _in_parallel(lambda image: _patch(_as_image(image), processor, size), images)
+    patches = _in_parallel(partial(_patch, processor=processor, size=size), _as_images(images))
     if not patches:
         row = 3 * processor.patch_size**2
         return torch.empty(0, row), torch.empty(0, 3, dtype=torch.int64)
@@ -106,7 +106,7 @@ def preprocess_images(
 
 
 def preprocess_video(
-    frames: Iterable[ImageLike],
+    frames: Sequence[ImageLike],
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
@@ -130,9 +130,10 @@ def preprocess_video(
 
     Raises:
         UnreadableImage: the first frame that cannot be read.
-        TypeError, ValueError: no frames, frames of several sizes, no image, or contradicting limits.
+        TypeError, ValueError: no sequence, no frames, frames of several sizes, a frame is none, or the limits
+            contradict each other.
     """
-    pictures = _in_parallel(_as_image, list(frames))
+    pictures = _as_images(frames)
     if not pictures:
         raise ValueError("frames: expected at least one frame, got none")
     for index, picture in enumerate(pictures):
@@ -169,6 +170,15 @@ def _in_parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[A
         return list(pool.map(function, items))
 
 
+def _as_images(images: Sequence[ImageLike]) -> list[Image.Image]:
+    if isinstance(images, (str, os.PathLike, Image.Image)):
+        raise TypeError(f"images: expected a sequence of images, got one {type(images).__name__}")
+    for image in images:
+        if isinstance(image, Image.Image):
+            image.load()  # it may be in the sequence twice, and two threads cannot decode one open file
+    return _in_parallel(_as_image, images)
+
+
 def _as_image(image: ImageLike) -> Image.Image:
     if isinstance(image, Image.Image):
         return _to_rgb(image)
@@ -177,9 +187,7 @@ def _as_image(image: ImageLike) -> Image.Image:
     if not isinstance(image, np.ndarray):
         raise TypeError(f"image: expected a path, a PIL image or a numpy array, got {type(image).__name__}")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(
-            f"image: expected a uint8 array [height, width, 3], got {image.dtype} {list(image.shape)}"
-        )
+        raise ValueError(f"image: expected a uint8 array [height, width, 3], got {image.dtype} {list(image.shape)}")
     return _to_rgb(Image.fromarray(image))
 
 

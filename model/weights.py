@@ -190,9 +190,7 @@ def _file_finder(source: str | os.PathLike[str]) -> FileFinder:
         return partial(_find_beside, path)
     if isinstance(source, str) and HUB_ID.fullmatch(source):
         return partial(_find_in_hub, source)
-    raise FileNotFoundError(
-        f"{source}: no such folder or file, and no name of a hub's repository (owner/name)"
-    )
+    raise FileNotFoundError(f"{source}: no such folder or file, and no name of a hub's repository (owner/name)")
 
 
 def _find_in_folder(folder: Path, name: str) -> Path:

@@ -153,6 +153,13 @@ class TestImages:
             by_transformers(image)
         assert_same(preprocess_images([image]), by_transformers(widened))
 
+    def test_one_open_file_many_times(self, tmp_path: Path) -> None:
+        """Pillow decodes a file when its pixels are first asked for, which here several threads do."""
+        image = picture(700, 900)
+        Image.fromarray(image).save(tmp_path / "image.png")
+        with Image.open(tmp_path / "image.png") as opened:
+            assert_same(preprocess_images([opened] * 4), by_transformers(*[image] * 4))
+
     def test_limits(self) -> None:
         image = picture(300, 400)
         assert_same(
@@ -190,6 +197,14 @@ class TestImages:
     def test_what_is_no_image(self, image: Any, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
             preprocess_images([picture(9, 9), image])
+
+    @pytest.mark.parametrize(
+        "one", ["photo.jpg", Path("photo.jpg"), Image.new("RGB", (9, 9))], ids=["str", "path", "pil"]
+    )
+    @pytest.mark.parametrize("preprocess", [preprocess_images, preprocess_video])
+    def test_one_image_is_no_sequence(self, preprocess: Any, one: Any) -> None:
+        with pytest.raises(TypeError, match="expected a sequence of images, got one"):
+            preprocess(one)
 
     def test_unreadable_image_among_others(self, tmp_path: Path) -> None:
         with pytest.raises(UnreadableImage, match=r"no\.png"):
