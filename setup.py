@@ -26,8 +26,10 @@ TEST = [
     *CLI,
     "pytest>=8",
     "pytest-benchmark>=5",
+    "pytest-xdist>=3.6",
     "hypothesis>=6.100",
     "scikit-learn>=1.5",
+    "setuptools>=77",  # tests build a wheel without isolation
 ]
 
 version = re.search(r'__version__ = "(.+)"', (HERE / "ernie_vit/__init__.py").read_text())

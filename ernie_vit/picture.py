@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -100,13 +101,10 @@ def draw_picture(panels: Sequence[Panel], file: Path) -> None:
     for panel, (width, height) in zip(panels, boxes, strict=True):
         bottom -= TITLE + height
         rows, columns, _ = panel.colors.shape
+        legend = f"{rows} x {columns} tokens, by their first three principal components"
         sides = (
-            (panel.photograph, "antialiased", panel.title),
-            (
-                panel.colors.numpy(),
-                "nearest",
-                f"{rows} x {columns} tokens, by their first three principal components",
-            ),
+            (np.asarray(panel.photograph), "antialiased", panel.title),
+            (panel.colors.numpy(), "nearest", legend),
         )
         for side, (image, interpolation, caption) in enumerate(sides):
             left = (MARGIN + side * (SIDE + GAP)) / total_width

@@ -23,9 +23,7 @@ def sample_photographs() -> list[Path]:
     for package, photograph in _PHOTOGRAPHS.items():
         spec = find_spec(package)
         if spec is None or spec.origin is None:
-            raise FileNotFoundError(
-                f"{package} is not installed; the samples need: pip install 'ernie-vit[demo]'"
-            )
+            raise FileNotFoundError(f"{package} is not installed; the samples need: pip install 'ernie-vit[demo]'")
         path = Path(spec.origin).parent / photograph
         if not path.is_file():
             raise FileNotFoundError(f"{package} ships no {photograph}: expected it at {path}")
