@@ -16,7 +16,7 @@ from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.graph.stats import GraphStats
 from ernie_vit.kernels.dispatch import why_not_triton
 from ernie_vit.model.config import ErnieVisionConfig
-from ernie_vit.model.metadata import EncoderMetadata, Grid, prepare_encoder_metadata, read_grid
+from ernie_vit.model.metadata import EncoderMetadata, Grid, item_sizes, prepare_encoder_metadata
 from ernie_vit.model.operators import Backend, Operators, choose_operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
@@ -216,13 +216,12 @@ class ErnieVisionEncoder(nn.Module):
         """
         if (grid_thw is None) == (metadata is None):
             raise TypeError("expected one of grid_thw and metadata, got both or neither")
-        sizes = read_grid(grid_thw if metadata is None else metadata.grid_thw)
-        self._check_pixels(pixel_values, int(sizes.prod(axis=1).sum()))
+        sizes = item_sizes(grid_thw) if metadata is None else metadata.grid_thw
+        self._check_pixels(pixel_values, sum(frames * height * width for frames, height, width in sizes))
         if self._graphs is not None and not torch.compiler.is_compiling():
-            obstacle = self._graphs.obstacle(pixel_values)
-            if obstacle is None:
-                return self._graphs(pixel_values, sizes)
-            self._graphs.stats.count_fallback(obstacle)
+            replayed = self._graphs(pixel_values, sizes)
+            if replayed is not None:
+                return replayed
         if metadata is None:
             metadata = prepare_encoder_metadata(sizes, device=self.device)
         elif metadata.cu_seqlens.device != self.device:
@@ -296,7 +295,7 @@ class ErnieVisionEncoder(nn.Module):
 
         Args:
             max_tokens: image tokens (4 patches each) of the largest graph; default: the largest image that the image
-                processor makes, 6,177.
+                processor makes, 6,177, or less if that would take more than half of the free memory.
             max_sequences: images and video frames of each graph; default: its rows / 256, at least 8.
             capacities: in place of these, the graphs' (rows, sequences), ascending.
             lazy: capture each graph when a call first needs it.

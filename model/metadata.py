@@ -109,6 +109,13 @@ def read_grid(grid_thw: Grid) -> npt.NDArray[np.int64]:
     return grid.astype(np.int64)
 
 
+# torch.compile runs this, and prepare_encoder_metadata, while it traces; its guards on the sizes trace others anew.
+@torch.compiler.assume_constant_result
+def item_sizes(grid_thw: Grid) -> Sizes:
+    """The items' sizes as plain integers; errors as :func:`read_grid`."""
+    return tuple((frames, height, width) for frames, height, width in read_grid(grid_thw).tolist())
+
+
 def plan_sequences(
     grid_thw: Grid, *, max_sequences: int | None = None, max_seqlen_override: int | None = None
 ) -> EncoderPlan:
@@ -193,6 +200,7 @@ def unpack_metadata(packed: Tensor, plan: EncoderPlan) -> EncoderMetadata:
     )
 
 
+@torch.compiler.assume_constant_result
 def prepare_encoder_metadata(
     grid_thw: Grid,
     *,

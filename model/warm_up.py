@@ -2,20 +2,13 @@
 
 import torch
 
-from ernie_vit.kernels.linear import linear_row_regimes
+from ernie_vit.kernels.tiles.linear import row_regimes
 from ernie_vit.model.metadata import plan_sequences, unpack_metadata
 from ernie_vit.model.operators import Operators
 from ernie_vit.model.tower import VisionTower
 
 # Longest sequences on either side of where attention's tile changes (kernels/tiles/attention.py).
 MAX_SEQLENS = (256, 2048, 4096)
-
-
-def row_regimes(tower: VisionTower) -> tuple[int, ...]:
-    """Row counts up to which each of the tower's linears keeps its tile, ascending."""
-    weights = [weight for weight in tower.blocks[0].parameters() if weight.dim() == 2]
-    bounds = {bound for w in weights for bound in linear_row_regimes(w.device, w.dtype, *w.shape)}
-    return tuple(sorted(bounds))
 
 
 def warm_up(tower: VisionTower, ops: Operators) -> None:
@@ -25,7 +18,7 @@ def warm_up(tower: VisionTower, ops: Operators) -> None:
     compiles everything and computes nothing.
     """
     weight = tower.patch_embed.proj.weight
-    regimes = row_regimes(tower)
+    regimes = row_regimes(weight.device)
     with torch.no_grad():
         for rows in (*regimes, max(regimes, default=0) + 4):
             pixel_values = weight.new_zeros(rows, weight.shape[1])
