@@ -96,7 +96,7 @@ def rotary_table_ref(
 ) -> Tensor:
     """The same in plain PyTorch, on any device. Rows past the live ones are finite and mean nothing."""
     positions = row_positions(cu_seqlens, frame_sizes, num_rows)
-    frequencies = inverse_frequencies(head_dim, theta).to(cu_seqlens.device)
+    frequencies = inverse_frequencies(head_dim, theta, cu_seqlens.device)
     angles = (positions.unsqueeze(-1).float() * frequencies).flatten(1)
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
@@ -129,16 +129,16 @@ def row_positions(cu_seqlens: Tensor, frame_sizes: Tensor, num_rows: int) -> Ten
     return torch.stack((y, x), dim=-1)
 
 
-def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
-    """``theta ** (-2i / (head_dim / 2))`` for ``i < head_dim / 4``: fp32, on the CPU, rounded as transformers does."""
+def inverse_frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
+    """``theta ** (-2i / (head_dim / 2))`` for ``i < head_dim / 4``, fp32; on a CPU the bits of transformers."""
     half = head_dim // 2
-    exponents = torch.arange(0, half, 2, dtype=torch.float32, device="cpu") / half
+    exponents = torch.arange(0, half, 2, dtype=torch.float32, device=device) / half
     return 1.0 / theta**exponents
 
 
 @cache
 def _frequency_constants(head_dim: int, theta: float) -> tuple[float, ...]:
-    return tuple(inverse_frequencies(head_dim, theta).tolist())
+    return tuple(inverse_frequencies(head_dim, theta, torch.device("cpu")).tolist())
 
 
 def _require_triton(op: str, device: torch.device) -> None:

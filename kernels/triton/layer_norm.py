@@ -52,7 +52,7 @@ def _layer_norm_kernel(
 
 def num_warps(width: int) -> int:
     """Warps a row; a function of the width alone, because the order of a row's sum follows it."""
-    return min(max(triton.next_power_of_2(width) // 512, 1), 8)
+    return int(min(max(triton.next_power_of_2(width) // 512, 1), 8))
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, num_rows: Tensor | None, eps: float) -> None:

@@ -18,6 +18,7 @@ from ernie_vit.kernels.rotary import (
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 HEAD_DIM = 80
+CPU = torch.device("cpu")
 Frames = list[tuple[int, int]]
 
 
@@ -131,7 +132,9 @@ def test_angles_are_float32_where_a_bf16_cache_would_be_wrong(device: str) -> No
     table = rotary_table(cu_seqlens, sizes, num_rows=404, head_dim=HEAD_DIM)[-4:].cpu()  # columns 200 and 201
     exact = exact_table(merge_order(2, 202)[-4:])
     assert relative_error(table, exact) < 1e-5
-    angles = (merge_order(2, 202)[-4:, :, None].bfloat16() * inverse_frequencies(HEAD_DIM, 1e4).bfloat16()).flatten(1)
+    angles = (
+        merge_order(2, 202)[-4:, :, None].bfloat16() * inverse_frequencies(HEAD_DIM, 1e4, CPU).bfloat16()
+    ).flatten(1)
     cache = torch.stack((angles.cos(), angles.sin()), dim=1)
     assert relative_error(cache, exact) > 1e-2
 
@@ -146,7 +149,7 @@ def test_table_of_other_heads_and_bases(device: str, head_dim: int) -> None:
 
 def test_table_rows_past_the_live_ones_are_not_written(device: str) -> None:
     launch = pytest.importorskip("ernie_vit.kernels.triton.rotary").launch_table
-    frequencies = tuple(inverse_frequencies(HEAD_DIM, 1e4).tolist())
+    frequencies = tuple(inverse_frequencies(HEAD_DIM, 1e4, CPU).tolist())
     cu_seqlens, sizes = plan([(2, 6), (6, 2)], device, padding=2)
     sizes[2:] = -1  # whatever the padding holds
     table = torch.full((40, 2, HEAD_DIM // 2), float("nan"), device=device)

@@ -82,7 +82,7 @@ def test_rotary_table(arch: str) -> None:
             "rows": "i32",
         },
         {
-            "FREQUENCIES": tuple(inverse_frequencies(80, 10000.0).tolist()),
+            "FREQUENCIES": tuple(inverse_frequencies(80, 10000.0, torch.device("cpu")).tolist()),
             "COUNT": 20,
             "BLOCK_ANGLES": 64,
             "BLOCK_ROWS": rotary.TABLE_ROWS,
