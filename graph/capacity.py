@@ -6,6 +6,7 @@ where the kernels' tiles change, serve every call below the largest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -14,9 +15,10 @@ from ernie_vit.model.metadata import packed_size
 
 # The image processor's bounds of an image's area are 56 * 56 and 6177 * 28 * 28 pixels: 4 and 6,177 tokens.
 LARGEST_IMAGE_TOKENS = 6177
-# Sequences (frames) of a capacity by default: one for each 64 tokens of an image of 224x224 pixels, but at least 8.
+# Sequences (frames) of a capacity by default: one for each image of 224x224 pixels (16x16 patches) that its rows hold.
 ROWS_PER_SEQUENCE = 256
 MIN_SEQUENCES = 8
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, order=True)
@@ -38,12 +40,13 @@ class Capacity:
 def default_capacities(
     regimes: Sequence[int], *, max_tokens: int | None = None, max_sequences: int | None = None
 ) -> tuple[Capacity, ...]:
-    """A capacity for each row regime below ``4 * max_tokens`` rows, and one of that size.
+    """A capacity for each row regime below ``4 * max_tokens`` rows, and one of that size; ascending, no two alike.
 
     Args:
         regimes: row counts up to which the kernels keep one tile choice, ascending.
         max_tokens: image tokens (four rows each) of the largest graph; default: the largest image there is.
-        max_sequences: sequences of each capacity; default: as many as images of 224 pixels would fill.
+        max_sequences: sequences of each capacity, as far as its rows allow; default: as many as images of 224 pixels
+            would fill, but at least 8.
 
     Raises:
         ValueError: a limit is below 1.
@@ -52,8 +55,10 @@ def default_capacities(
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected a positive number, got {value}")
     largest = 4 * (max_tokens or LARGEST_IMAGE_TOKENS)
-    rows = [*(regime for regime in regimes if regime < largest), largest]
-    return tuple(Capacity(n, max_sequences or max(MIN_SEQUENCES, n // ROWS_PER_SEQUENCE)) for n in rows)
+    return tuple(
+        Capacity(rows, min(max_sequences or max(MIN_SEQUENCES, rows // ROWS_PER_SEQUENCE), rows // 4))
+        for rows in (*(regime for regime in regimes if regime < largest), largest)
+    )
 
 
 def check_capacities(capacities: Sequence[Capacity | tuple[int, int]]) -> tuple[Capacity, ...]:
@@ -70,22 +75,49 @@ def check_capacities(capacities: Sequence[Capacity | tuple[int, int]]) -> tuple[
             raise ValueError(f"capacities: expected a positive multiple of 4 rows (a token takes four), got {capacity}")
         if not 1 <= capacity.sequences <= capacity.rows // 4:
             raise ValueError(
-                f"capacities: expected 1 to {capacity.rows // 4} sequences (a frame has at least 4 rows), got {capacity}"
+                f"capacities: expected 1 to {capacity.rows // 4} sequences (a frame takes four rows or more), "
+                f"got {capacity}"
             )
-    if any(a >= b for a, b in zip(checked, checked[1:], strict=False)):
+    if any(a >= b for a, b in pairwise(checked)):
         raise ValueError(f"capacities: expected an ascending list without repeats, got {list(checked)}")
     return checked
 
 
 def graph_bytes(capacities: Sequence[Capacity], config: ErnieVisionConfig, dtype: torch.dtype) -> int:
-    """Device memory that capturing takes: static buffers, the shared pool's peak, each graph's output.
+    """Device memory that capturing takes: the input buffers, and one pool, in the segments that PyTorch allocates.
 
-    The pool peaks in a block's MLP, which holds the residual stream, its normed copy, fc1's output and fc2's; smaller
-    graphs fit into the largest one's pool but for their outputs.
+    A block of the largest graph holds at once its input, the attention's result, a normed copy and fc1's and fc2's
+    output (or, before, a normed copy, the fused projection, the heads' result and the attention's result). The segments
+    of the projection and of fc1's output cannot serve each other, so the pool has both. Smaller graphs find room in it.
     """
-    largest = max(capacity.rows for capacity in capacities)
-    width, item = config.hidden_size, dtype.itemsize
-    inputs = largest * config.patch_width * item + 4 * max(packed_size(c.sequences, c.rows // 4) for c in capacities)
-    scratch = largest * (3 * width + config.intermediate_size) * item + largest * 4 * config.head_dim
-    outputs = sum(capacity.rows for capacity in capacities) * width * item
-    return inputs + scratch + outputs
+    largest, item = max(capacity.rows for capacity in capacities), dtype.itemsize
+    row = config.hidden_size * item
+    of_a_row = [row, row, row, row, 3 * row, config.intermediate_size * item, 4 * config.head_dim]
+    pool = max(_segments([capacity.rows * width for width in of_a_row]) for capacity in capacities)
+    packed = max(4 * packed_size(capacity.sequences, capacity.rows // 4) for capacity in capacities)
+    return pool + _segments([largest * config.patch_width * item, packed])
+
+
+def affordable_capacities(
+    capacities: Sequence[Capacity], free: int, config: ErnieVisionConfig, dtype: torch.dtype
+) -> tuple[Capacity, ...]:
+    """Those of an ascending list, from the smallest on, that leave half of ``free`` bytes free; at least one."""
+    count = len(capacities)
+    while count > 1 and 2 * graph_bytes(capacities[:count], config, dtype) > free:
+        count -= 1
+    return tuple(capacities[:count])
+
+
+def _segments(tensors: Sequence[int]) -> int:
+    """Bytes that PyTorch's caching allocator takes from the device for tensors that live together.
+
+    Up to 1 MiB they share segments of 2 MiB, below 10 MiB segments of 20 MiB; others get their own, in steps of 2 MiB.
+    """
+    small = sum(size for size in tensors if size <= MIB)
+    middle = sum(size for size in tensors if MIB < size < 10 * MIB)
+    large = [size for size in tensors if size >= 10 * MIB]
+    return _round_up(small, 2 * MIB) + _round_up(middle, 20 * MIB) + sum(_round_up(size, 2 * MIB) for size in large)
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step

@@ -2,17 +2,25 @@
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from ernie_vit.graph.capacity import Capacity, check_capacities, default_capacities, graph_bytes
+from ernie_vit.graph.capacity import (
+    MIB,
+    Capacity,
+    affordable_capacities,
+    check_capacities,
+    default_capacities,
+    graph_bytes,
+)
 from ernie_vit.graph.recording import CudaGraphRecorder
 from ernie_vit.graph.runner import GraphRunner
+from ernie_vit.kernels.tiles.linear import row_regimes
 from ernie_vit.model.operators import Operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
-from ernie_vit.model.warm_up import row_regimes
 
 logger = logging.getLogger(__name__)
 
@@ -34,38 +42,37 @@ def capture_graphs(
     if device.type != "cuda":
         raise ValueError(f"capture: expected an encoder on a CUDA GPU, got one on {device}")
     if capacities is None:
-        chosen = default_capacities(row_regimes(tower), max_tokens=max_tokens, max_sequences=max_sequences)
+        chosen = default_capacities(row_regimes(device), max_tokens=max_tokens, max_sequences=max_sequences)
     elif max_tokens is not None or max_sequences is not None:
         raise ValueError("capacities: expected either a list, or max_tokens and max_sequences, got both")
     else:
         chosen = check_capacities(capacities)
 
     torch.cuda.empty_cache()
-    cost, free = graph_bytes(chosen, tower.config, weight.dtype), torch.cuda.mem_get_info(device)[0]
-    logger.info("ernie-vit: %d graphs of up to %d rows will take %d MiB", len(chosen), chosen[-1].rows, cost >> 20)
+    free = torch.cuda.mem_get_info(device)[0]
+    if capacities is None and max_tokens is None:
+        chosen = affordable_capacities(chosen, free, tower.config, weight.dtype)
+    cost = graph_bytes(chosen, tower.config, weight.dtype)
+    what = f"{len(chosen)} graphs of up to {chosen[-1].rows} rows"
     if cost > free:
         raise torch.OutOfMemoryError(
-            f"capture: {len(chosen)} graphs of up to {chosen[-1].rows} rows need {cost >> 20} MiB, "
-            f"{free >> 20} MiB are free on {device}; choose a smaller max_tokens"
+            f"capture: {what} need {cost // MIB} MiB, {free // MIB} MiB are free on {device}; "
+            "choose a smaller max_tokens"
         )
+    logger.info("ernie-vit: %s will take %d MiB", what, cost // MIB)
     started = time.perf_counter()
-    with torch.cuda.device(device):
+    try:
         runner = GraphRunner(
-            tower,
-            resampler,
-            ops,
-            chosen,
-            record=CudaGraphRecorder(device),
-            lazy=lazy,
-            progress=progress,
+            tower, resampler, ops, chosen, record=CudaGraphRecorder(device), lazy=lazy, progress=progress
         )
+    except torch.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass that failed
+        torch.cuda.empty_cache()
+        raise torch.OutOfMemoryError(
+            f"capture: {what} did not fit into the {free // MIB} MiB that were free on {device}; "
+            "choose a smaller max_tokens"
+        ) from error
     torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()  # what the recordings' warm-up left behind
-    runner.stats.memory_bytes = free - torch.cuda.mem_get_info(device)[0]
-    logger.info(
-        "ernie-vit: captured %d graphs in %.1f s, %d MiB",
-        len(chosen),
-        time.perf_counter() - started,
-        runner.stats.memory_bytes >> 20,
-    )
+    seconds, taken = time.perf_counter() - started, runner.stats.memory_bytes // MIB
+    logger.info("ernie-vit: %s %s in %.1f s, took %d MiB", what, "prepared" if lazy else "captured", seconds, taken)
     return runner

@@ -1,7 +1,7 @@
 """Which graph replays which frames of a call.
 
-Attention never crosses frames, so a call may be cut between any two, a video too. Chunks are runs of frames in the order
-of the call: the replays' rows, one after the other, are the call's rows, and nothing is reordered.
+Attention never crosses frames, so a call may be cut between any two, a video too. Chunks are runs of frames in the
+order of the call: the replays' rows, one after the other, are the call's rows, and nothing is reordered.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,8 @@ Recorder = Callable[[Callable[[], Tensor]], Recording]
 class CudaGraphRecorder:
     """Records CUDA graphs into one memory pool, on a stream of its own.
 
-    Call it for the largest graph first: the smaller ones then live in its memory.
+    Call it for the largest graph first: the smaller ones then live in its memory, also their outputs. So a replay may
+    overwrite what another graph has put out.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,23 +34,28 @@ class CudaGraphRecorder:
             self._stream = torch.cuda.Stream()
 
     def __call__(self, forward: Callable[[], Tensor]) -> Recording:
+        # entered here as well: a capture that fails leaves its own stream behind as the current one
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 forward()  # compiles and loads every kernel: in a capture that would be an error
-            return _CudaGraph(forward, self._pool, self._stream)
+                return _CudaGraph(forward, self._pool, self._stream)
 
 
 class _CudaGraph:
     def __init__(self, forward: Callable[[], Tensor], pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        # thread_local: another thread's allocations and copies neither fail nor end up in the graph
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self.output = forward()
+        try:
+            # thread_local: another thread's allocations and copies neither fail nor end up in the graph
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self.output = forward()
+        except BaseException:
+            self._graph.reset()
+            raise
 
     def replay(self) -> None:
         self._graph.replay()
 
     def release(self) -> None:
-        self._graph.reset()
         del self.output
+        self._graph.reset()

@@ -9,10 +9,11 @@ from torch import Tensor
 class StagingRing:
     """A ring of pinned int32 buffers; one is written again only after the copy from it has ended.
 
-    With more buffers than calls in flight nothing ever waits.
+    Nothing waits until ``depth`` copies are queued; from then on the host stays that many copies ahead.
     """
 
     def __init__(self, size: int, device: torch.device, depth: int = 16) -> None:
+        self._device = device
         pinned = device.type == "cuda"
         self._buffers = [torch.empty(size, dtype=torch.int32, pin_memory=pinned) for _ in range(depth)]
         self._arrays = [buffer.numpy() for buffer in self._buffers]
@@ -20,7 +21,7 @@ class StagingRing:
         self._next = 0
 
     def copy(self, source: npt.NDArray[np.int32], target: Tensor) -> None:
-        """``target[: len(source)] = source`` on the current stream."""
+        """``target[: len(source)] = source`` on the current stream of the target's device."""
         index, self._next = self._next, (self._next + 1) % len(self._buffers)
         copied = self._copied[index]
         if copied is not None:
@@ -28,4 +29,4 @@ class StagingRing:
         self._arrays[index][: len(source)] = source
         target[: len(source)].copy_(self._buffers[index][: len(source)], non_blocking=True)
         if copied is not None:
-            copied.record()
+            copied.record(torch.cuda.current_stream(self._device))
