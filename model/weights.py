@@ -45,7 +45,7 @@ SINGLE = "model.safetensors"
 # Applied one after the other; what then starts with a prefix of ours is a vision tensor.
 SPELLINGS = (
     (r"^(model\.)?(vision_model|vision_tower)\.", "vision_tower."),
-    (r"^(model\.)?resampler_model\.", "resampler_model."),
+    (r"^model\.resampler_model\.", "resampler_model."),
     (r"^(resampler_model\.(?:spatial|temporal)_linear)(\.0|1)\.", r"\1.fc1."),
     (r"^(resampler_model\.(?:spatial|temporal)_linear)(\.2|2)\.", r"\1.fc2."),
     (r"^(resampler_model\.(?:spatial|temporal))_(linear\.3|norm)\.", r"\1_linear.ln."),
