@@ -55,5 +55,5 @@ setup(
         "test": TEST,
         "dev": [*TEST, "ruff>=0.12", "mypy>=1.15", "pre-commit>=4"],
     },
-    entry_points={"console_scripts": ["ernie-vit = ernie_vit.cli:main"]},
+    entry_points={"console_scripts": ["ernie-vit = ernie_vit.__main__:main"]},
 )

@@ -1,12 +1,16 @@
-"""A small checkpoint and the command line, run as a user would: in a process of its own."""
+"""A small checkpoint, and the command line in a process of its own or in this one."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from click.testing import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,3 +42,13 @@ def ernie_vit() -> Run:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     return run
+
+
+@pytest.fixture
+def invoke() -> "Callable[..., Result]":
+    """Runs ``ernie-vit`` in this process, which has loaded torch and transformers already."""
+    from click.testing import CliRunner
+
+    from ernie_vit.cli import cli
+
+    return lambda *arguments: CliRunner().invoke(cli, list(map(str, arguments)), catch_exceptions=False)
