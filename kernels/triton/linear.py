@@ -24,7 +24,7 @@ GROUP_ROWS = 8
     do_not_specialize=["rows", "stride_x", "stride_weight", "stride_residual"],
     do_not_specialize_on_alignment=["x_ptr", "weight_ptr", "bias_ptr", "residual_ptr", "num_rows_ptr"],
 )
-def _linear_kernel(
+def linear_kernel(
     x_ptr,  # [rows, K], last dimension contiguous, any float dtype
     weight_ptr,  # [N, K], last dimension contiguous
     bias_ptr,  # [N] or None
@@ -127,7 +127,7 @@ def launch_linear(
     n = weight.shape[0]
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.columns)
     programs = persistent_programs(tiles, x.device, per_multiprocessor=tile.programs_per_sm)
-    _linear_kernel[(programs,)](
+    linear_kernel[(programs,)](
         x,
         weight,
         bias,

@@ -1,0 +1,359 @@
+"""Linear with its epilogue against float64, with the error of plain PyTorch as the budget; and its bits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accuracy import assert_within_budget, relative_error
+from torch import Tensor
+
+from ernie_vit.kernels.dispatch import why_not_hopper
+from ernie_vit.kernels.linear import linear, linear_ref
+from ernie_vit.kernels.tiles.linear import (
+    HOPPER_DEFAULT,
+    HOPPER_TILES,
+    TRITON_DEFAULT,
+    TRITON_FLOAT32,
+    TRITON_TILES,
+    HopperTile,
+    TritonTile,
+)
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+EPILOGUES = [
+    pytest.param("", id="bare"),
+    pytest.param("bias", id="bias"),
+    pytest.param("bias quick_gelu", id="activation"),
+    pytest.param("bias residual", id="residual"),
+    pytest.param("bias quick_gelu residual", id="all"),
+]
+ROWS = [1, 3, 63, 64, 65, 129]
+N, K = 320, 160
+SHAPES = [
+    pytest.param(37, 53, id="odd"),
+    pytest.param(1, 1, id="one"),
+    pytest.param(96, 588, id="pixels"),
+    pytest.param(640, 160, id="small-mlp"),
+]
+
+
+class Case:
+    """Random arguments of one call; parts that the epilogue lacks are None."""
+
+    def __init__(
+        self, rows: int, dtype: torch.dtype, device: str, epilogue: str, *, n: int = N, k: int = K, seed: int = 0
+    ) -> None:
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        self.x = random(rows, k).to(dtype)
+        self.weight = (random(n, k) / k**0.5).to(dtype)
+        self.bias = random(n).to(dtype) if "bias" in epilogue else None
+        self.residual = random(rows, n).to(dtype) if "residual" in epilogue else None
+        self.activation = "quick_gelu" if "quick_gelu" in epilogue else None
+
+    def arguments(self, dtype: torch.dtype | None = None, rows: slice = slice(None)) -> tuple[tuple, dict]:
+        def cast(tensor: Tensor | None) -> Tensor | None:
+            return tensor if tensor is None or dtype is None else tensor.to(dtype)
+
+        residual = None if self.residual is None else cast(self.residual[rows])
+        positional = (cast(self.x[rows]), cast(self.weight), cast(self.bias))
+        return positional, {"activation": self.activation, "residual": residual}
+
+    def run(self, **more: Tensor) -> Tensor:
+        positional, named = self.arguments()
+        return linear(*positional, **named, **more)
+
+    def run_tile(self, tile: HopperTile | TritonTile, num_rows: Tensor | None = None) -> Tensor:
+        """One tile by the kernel's launcher, on an output full of NaN."""
+        if isinstance(tile, HopperTile):
+            from ernie_vit.kernels.hopper.linear import launch_linear
+        else:
+            from ernie_vit.kernels.triton.linear import launch_linear
+        out = torch.full((len(self.x), len(self.weight)), float("nan"), dtype=self.x.dtype, device=self.x.device)
+        quick_gelu = self.activation is not None
+        launch_linear(self.x, self.weight, self.bias, self.residual, num_rows, out, quick_gelu=quick_gelu, tile=tile)
+        return out
+
+    def check(self, out: Tensor, rows: slice = slice(None)) -> None:
+        plain, exact = self.arguments(rows=rows), self.arguments(torch.float64, rows)
+        assert_within_budget(out[rows], linear_ref(*plain[0], **plain[1]), linear_ref(*exact[0], **exact[1]))
+
+
+def count(rows: int, device: str) -> Tensor:
+    return torch.tensor([rows], dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_equals_float64_within_the_error_of_torch(device: str, dtype: torch.dtype, epilogue: str) -> None:
+    case = Case(65, dtype, device, epilogue)
+    case.check(case.run())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", ROWS)
+def test_any_number_of_rows(device: str, dtype: torch.dtype, rows: int) -> None:
+    case = Case(rows, dtype, device, "bias quick_gelu residual", seed=rows)
+    case.check(case.run())
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_any_number_of_columns(device: str, n: int, k: int) -> None:
+    case = Case(33, torch.bfloat16, device, "bias residual", n=n, k=k)
+    case.check(case.run())
+
+
+def test_no_rows(device: str) -> None:
+    assert Case(0, torch.bfloat16, device, "bias residual").run().shape == (0, N)
+
+
+@pytest.mark.parametrize("live", [0, 1, 64, 65, 100])
+def test_rows_past_the_live_ones_are_neither_read_nor_written(device: str, live: int) -> None:
+    case = Case(100, torch.bfloat16, device, "bias quick_gelu residual")
+    full = case.run()
+    case.x[live:] = float("nan")
+    case.residual[live:] = float("nan")
+    out = case.run(num_rows=count(live, device))
+    assert torch.equal(out[:live], full[:live])
+    poisoned = case.run_tile(TRITON_DEFAULT.at(100), count(live, device))
+    assert poisoned[:live].isfinite().all()
+    assert poisoned[live:].isnan().all()
+
+
+def test_count_past_the_capacity_stops_at_the_capacity(device: str) -> None:
+    case = Case(5, torch.bfloat16, device, "bias residual")
+    assert torch.equal(case.run(num_rows=count(9, device)), case.run())
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others(device: str) -> None:
+    case = Case(130, torch.bfloat16, device, "bias quick_gelu residual")
+    full = case.run()
+    for first, end in ((0, 1), (64, 130), (77, 78), (1, 66)):
+        positional, named = case.arguments(rows=slice(first, end))
+        assert torch.equal(linear(*positional, **named), full[first:end])
+
+
+def test_strides_between_rows_are_free(device: str) -> None:
+    case = Case(40, torch.bfloat16, device, "bias residual")
+    for pad in (1, 8):  # rows that are and are not multiples of 16 bytes
+        for name in ("x", "weight", "residual"):
+            original = getattr(case, name)
+            wide = torch.full((original.shape[0], original.shape[1] + pad), float("nan")).to(original)
+            wide[:, :-pad] = original
+            setattr(case, name, wide[:, :-pad])
+            case.check(case.run())
+            setattr(case, name, original)
+    case.x = case.x[:1].expand(40, K)
+    case.check(case.run())
+
+
+def test_quick_gelu_is_not_gelu(device: str) -> None:
+    case = Case(64, torch.float32, device, "bias quick_gelu")
+    out = case.run().double()
+    before = F.linear(case.x.double(), case.weight.double(), case.bias.double())
+    assert relative_error(out, before / (1 + torch.exp(-1.702 * before))) < 1e-6
+    assert relative_error(out, F.gelu(before)) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_quick_gelu_far_from_zero(device: str, dtype: torch.dtype) -> None:
+    values = torch.tensor([-6e4, -1e3, -90.0, -20.0, 0.0, 20.0, 90.0, 1e3, 6e4], device=device).to(dtype)
+    x = torch.zeros(3, 16, dtype=dtype, device=device)
+    weight = torch.zeros(len(values), 16, dtype=dtype, device=device)
+    out = linear(x, weight, values, activation="quick_gelu")
+    exact = linear_ref(x.double(), weight.double(), values.double(), activation="quick_gelu")
+    torch.testing.assert_close(out.double(), exact, rtol=max(1e-5, torch.finfo(dtype).eps), atol=1e-6)
+
+
+def test_half_precision_overflows_as_torch_does(device: str) -> None:
+    x = torch.full((2, 16), 66.25, dtype=torch.float16, device=device)
+    weight = torch.full((8, 16), 66.25, dtype=torch.float16, device=device)
+    weight[1] *= -1
+    weight[2] /= 2
+    sums = linear(x, weight)  # 70225, -70225, 35112.5, 70225 ...
+    assert torch.equal(sums, F.linear(x, weight))
+    assert sums[0, :3].tolist() == [float("inf"), float("-inf"), 35104.0]
+    # the hidden value never leaves float32, so the activation of -70225 is 0 and not NaN
+    assert linear(x, weight, activation="quick_gelu")[0, :3].tolist() == [float("inf"), 0.0, 35104.0]
+    # and a residual brings a sum above 65504 back before the only rounding
+    residual = torch.zeros(2, 8, dtype=torch.float16, device=device)
+    residual[:, 0], residual[:, 1] = -6e4, 6e4
+    assert linear(x, weight, residual=residual)[0, :3].tolist() == [10224.0, -10224.0, 35104.0]
+
+
+def test_wrong_arguments_are_named(device: str) -> None:
+    case = Case(4, torch.bfloat16, device, "bias residual")
+    x, weight, bias, residual = case.x, case.weight, case.bias, case.residual
+    wrong = [
+        (TypeError, "weight", (x, weight.float()), {}),
+        (TypeError, "bias", (x, weight, bias.half()), {}),
+        (TypeError, "x", (x.double(), weight.double()), {}),
+        (TypeError, "residual", (x, weight, bias), {"residual": residual.float()}),
+        (TypeError, "num_rows", (x, weight), {"num_rows": count(4, device).long()}),
+        (ValueError, "x", (x[0], weight), {}),
+        (ValueError, "x", (x.t().contiguous().t(), weight), {}),
+        (ValueError, "weight", (x, weight[:, :-1]), {}),
+        (ValueError, "weight", (x, weight[:0]), {}),
+        (ValueError, "bias", (x, weight, bias[1:]), {}),
+        (ValueError, "bias", (x, weight, bias.to("meta")), {}),
+        (ValueError, "residual", (x, weight, bias), {"residual": residual[:3]}),
+        (ValueError, "num_rows", (x, weight), {"num_rows": count(4, device).expand(2)}),
+        (ValueError, "activation", (x, weight), {"activation": "gelu"}),
+    ]
+    for error, name, positional, named in wrong:
+        with pytest.raises(error, match=f"^{name}: expected"):
+            linear(*positional, **named)
+
+
+def test_a_gradient_is_refused(device: str) -> None:
+    case = Case(4, torch.float32, device, "bias residual")
+    for name in ("x", "weight", "bias", "residual"):
+        tensor = getattr(case, name)
+        tensor.requires_grad_()
+        with pytest.raises(RuntimeError, match='backend="torch"'):
+            case.run()
+        with torch.no_grad():
+            case.run()
+        tensor.requires_grad_(False)
+
+
+def test_the_reference_is_differentiable() -> None:
+    case = Case(3, torch.float64, "cpu", "bias quick_gelu residual", n=4, k=5)
+    positional, named = case.arguments()
+    assert torch.autograd.gradcheck(
+        lambda x, weight: linear_ref(x, weight, positional[2], **named),
+        (positional[0].requires_grad_(), positional[1].requires_grad_()),
+    )
+
+
+def test_operator_registration(device: str) -> None:
+    case = Case(5, torch.bfloat16, device, "bias quick_gelu residual")
+    arguments = (case.x, case.weight, case.bias, "quick_gelu", case.residual)
+    for num_rows in (None, count(5, device)):  # all rows live: rows past it would be compared uninitialised
+        torch.library.opcheck(torch.ops.ernie_vit.linear.default, (*arguments, num_rows))
+
+
+HOPPER_SHAPES = [pytest.param(n, k, id=f"{n}x{k}") for n, k in [*HOPPER_TILES, (5120, 5120), (640, 160), (168, 72)]]
+HOPPER_ALL = list(dict.fromkeys(tile for regimes in [*HOPPER_TILES.values(), HOPPER_DEFAULT] for tile in regimes.tiles))
+TRITON_ALL = list(dict.fromkeys(tile for regimes in [*TRITON_TILES.values(), TRITON_DEFAULT] for tile in regimes.tiles))
+
+
+def check_tiles(tiles: list, dtype: torch.dtype, epilogue: str, n: int, k: int) -> None:
+    """Each tile is right by value, has the bits of the others, and leaves the dead rows alone."""
+    rows, live = 700, 611
+    case = Case(rows, dtype, "cuda", epilogue, n=n, k=k)
+    case.x[live:] = float("nan")
+    first = None
+    for tile in tiles:
+        out = case.run_tile(tile, count(live, "cuda"))
+        assert out[live:].isnan().all(), tile
+        case.check(out, slice(live))
+        first = out if first is None else first
+        assert torch.equal(out[:live], first[:live]), f"{tile} has other bits than {tiles[0]}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize(("n", "k"), HOPPER_SHAPES)
+def test_every_hopper_tile(dtype: torch.dtype, epilogue: str, n: int, k: int) -> None:
+    reason = why_not_hopper(torch.device("cuda", torch.cuda.current_device()), dtype)
+    if reason is not None:
+        pytest.skip(reason)
+    check_tiles(HOPPER_ALL, dtype, epilogue, n, k)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_every_triton_tile(dtype: torch.dtype, epilogue: str) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    case = Case(1, dtype, "cuda", epilogue, n=1280, k=1280)
+    fitting = []
+    for tile in TRITON_ALL:
+        try:
+            case.run_tile(tile)
+        except OutOfResources:  # the tile of a GPU with more shared memory than this one
+            continue
+        fitting.append(tile)
+    assert fitting
+    check_tiles(fitting, dtype, epilogue, 1280, 1280)
+
+
+@pytest.mark.gpu
+def test_the_float32_tile() -> None:
+    check_tiles(list(TRITON_FLOAT32.tiles), torch.float32, "bias quick_gelu residual", 320, 320)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k"), [(1280, 1280), (5120, 1280), (37, 53)])
+def test_a_row_has_the_same_bits_at_every_capacity(n: int, k: int) -> None:
+    case = Case(9000, torch.bfloat16, "cuda", "bias quick_gelu residual", n=n, k=k)
+    full = case.run()
+    for rows in (1, 200, 500, 1000, 2000, 4000, 6000):  # one in each regime
+        positional, named = case.arguments(rows=slice(rows))
+        assert torch.equal(linear(*positional, **named), full[:rows])
+        assert torch.equal(case.run(num_rows=count(rows, "cuda"))[:rows], full[:rows])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [256, 576, 1296, 2000])
+def test_the_count_may_be_written_by_the_kernel_before(rows: int) -> None:
+    # an early launch must not act on the count that was there before it
+    case = Case(rows, torch.bfloat16, "cuda", "bias residual", n=1280, k=1280)
+    full = case.run()
+    num_rows = count(0, "cuda")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for step in range(200):
+        live = (step * 389) % (rows + 1)
+        num_rows.fill_(live)
+        wrong += (case.run(num_rows=num_rows)[:live] != full[:live]).sum()
+    assert wrong.item() == 0
+
+
+@pytest.mark.gpu
+def test_replay_follows_the_count() -> None:
+    case = Case(600, torch.bfloat16, "cuda", "bias quick_gelu residual", n=5120, k=1280)
+    full = case.run()
+    num_rows = count(600, "cuda")
+    case.run(num_rows=num_rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = case.run(num_rows=num_rows)
+    for live in (600, 1, 0, 321, 64, 599):
+        num_rows.fill_(live)
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out[:live], full[:live])
+        assert out[live:].isnan().all()
+
+
+@pytest.mark.gpu
+def test_compiles_as_one_graph() -> None:
+    case = Case(70, torch.bfloat16, "cuda", "bias quick_gelu residual")
+    positional, named = case.arguments()
+    compiled = torch.compile(lambda *tensors: linear(*tensors, **named) * 2, fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(*positional), case.run() * 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["hopper", "triton"])
+def test_offsets_past_two_to_the_31(kernel: str) -> None:
+    rows, tail = 560_000, 300
+    case = Case(rows, torch.bfloat16, "cuda", "bias", n=3840, k=1280)
+    out = case.run() if kernel == "hopper" else case.run_tile(TRITON_TILES["sm_90"].at(rows))
+    case.check(out, slice(rows - tail, rows))
+    assert not out.isnan().any()
+
+
+@pytest.mark.gpu
+def test_runs_on_the_device_of_the_tensors() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    case = Case(65, torch.bfloat16, "cuda:1", "bias residual")
+    assert torch.cuda.current_device() == 0
+    case.check(case.run())

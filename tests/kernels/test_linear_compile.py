@@ -1,0 +1,150 @@
+"""Each shipped tile of the linears, compiled for each architecture that its table serves."""
+
+import pytest
+import torch
+from offline_compile import SHARED_MEMORY_LIMIT, Report, report
+
+from ernie_vit.kernels.tiles.linear import (
+    HOPPER_DEFAULT,
+    HOPPER_TILES,
+    TRITON_DEFAULT,
+    TRITON_FLOAT32,
+    HopperTile,
+    TritonTile,
+    triton_regimes,
+)
+
+pytestmark = pytest.mark.compile
+
+SMALLEST_SHARED_MEMORY = 64 * 1024
+
+
+def compile_triton(
+    tile: TritonTile, arch: str, *, k: int = 1280, x: str = "bf16", weight: str = "bf16", align: int = 16
+) -> Report:
+    """With the whole epilogue; ``align``: bytes that divide the address of a weight's row."""
+    from ernie_vit.kernels.triton.linear import GROUP_ROWS, linear_kernel
+
+    signature = dict.fromkeys(("weight_ptr", "bias_ptr", "residual_ptr", "out_ptr"), f"*{weight}")
+    signature |= {"x_ptr": f"*{x}", "num_rows_ptr": "*i32"}
+    signature |= dict.fromkeys(("rows", "stride_x", "stride_weight", "stride_residual"), "i32")
+    constexprs = {
+        "N": 1280,
+        "K": k,
+        "QUICK_GELU": True,
+        "ALIGN_X": 16,
+        "ALIGN_WEIGHT": align,
+        "ALIGN_RESIDUAL": 16,
+        "GROUP_ROWS": GROUP_ROWS,
+        "BLOCK_M": tile.rows,
+        "BLOCK_N": tile.columns,
+        "BLOCK_K": tile.block_k,
+    }
+    return report(linear_kernel, signature, constexprs, arch=arch, num_warps=tile.num_warps, num_stages=tile.num_stages)
+
+
+def compile_hopper(tile: HopperTile, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Report:
+    """With the epilogue that the tower has for a weight ``[n, k]``, or all of it."""
+    from triton.experimental.gluon import language as gl
+
+    from ernie_vit.kernels.hopper.linear import linear_kernel
+    from ernie_vit.kernels.hopper.linear_work import Plan
+
+    quick_gelu, residual = n == 5120, n == 1280 or k == 5120
+    plan = Plan(tile, n, k, 132, dtype, bias=True, quick_gelu=quick_gelu, residual=residual, num_rows=True)
+    element = "bf16" if dtype is torch.bfloat16 else "fp16"
+
+    def descriptor(rows: int, columns: int) -> str | None:
+        if not columns or not rows:
+            return None
+        layout = gl.NVMMASharedLayout.get_default_for([rows, columns], plan.DTYPE.value)
+        return f"tensordesc<{element}[{rows}, {columns}],{layout!r}>"
+
+    main, tail = tile.column_parts
+    out, out_tail = (descriptor(tile.block_rows, part.value) for part in (plan.OUT_MAIN, plan.OUT_TAIL))
+    types = {
+        "x": descriptor(tile.block_rows, tile.block_k),
+        "weight": descriptor(main, tile.block_k),
+        "weight_tail": descriptor(tail, tile.block_k),
+        "out": out,
+        "out_tail": out_tail,
+        "residual": out if residual else None,
+        "residual_tail": out_tail if residual else None,
+        "out_ptr": f"*{element}",
+        "bias_ptr": f"*{element}",
+        "num_rows_ptr": "*i32",
+        "capacity": "i32",
+    }
+    signature = {name: type_ for name, type_ in types.items() if type_ is not None}
+    absent = {name: None for name, type_ in types.items() if type_ is None}
+    return report(linear_kernel, signature, {**absent, "PLAN": plan}, arch="sm_90", num_warps=4, launch_pdl=tile.pdl)
+
+
+def check(found: Report) -> None:
+    assert found.spill_bytes == 0
+    assert not found.serialized_wgmma
+    assert found.shared <= SHARED_MEMORY_LIMIT[found.arch]
+
+
+def name(tile: HopperTile | TritonTile) -> str:
+    if isinstance(tile, TritonTile):
+        return f"{tile.rows}x{tile.columns}x{tile.block_k}-w{tile.num_warps}-s{tile.num_stages}"
+    kind = "pp" if tile.ping_pong else "co"
+    early = "-pdl" if tile.pdl else ""
+    return f"{kind}{tile.rows}x{tile.columns}x{tile.block_k}-g{tile.groups}-s{tile.stages}{early}"
+
+
+TRITON_CASES = [
+    pytest.param(arch, tile, id=f"{arch}-{name(tile)}")
+    for arch in SHARED_MEMORY_LIMIT
+    for tile in dict.fromkeys(triton_regimes(arch, float32=False).tiles)
+]
+HOPPER_CASES = [
+    pytest.param(n, k, tile, id=f"{n}x{k}-{name(tile)}")
+    for (n, k), regimes in [*HOPPER_TILES.items(), ((5120, 5120), HOPPER_DEFAULT)]
+    for tile in dict.fromkeys(regimes.tiles)
+]
+
+
+@pytest.mark.parametrize(("arch", "tile"), TRITON_CASES)
+def test_triton_tile(arch: str, tile: TritonTile) -> None:
+    found = compile_triton(tile, arch)
+    check(found)
+    assert found.mma > 0
+    assert (found.wgmma > 0) == (arch == "sm_90")
+    assert found.widest_load == 128
+    if arch.startswith("sm_"):
+        assert found.async_copies > 0  # inputs are loaded ahead
+
+
+@pytest.mark.parametrize(("arch", "tile"), TRITON_CASES)
+def test_triton_tile_with_pixel_rows(arch: str, tile: TritonTile) -> None:
+    check(compile_triton(tile, arch, k=588, x="fp32", align=8))  # 588 numbers of 16 bits: 8 bytes divide a row
+
+
+@pytest.mark.parametrize("arch", SHARED_MEMORY_LIMIT)
+def test_float32_tile(arch: str) -> None:
+    check(compile_triton(TRITON_FLOAT32.at(1), arch, x="fp32", weight="fp32"))
+
+
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90", "gfx942"])
+def test_default_tile_fits_everywhere(arch: str) -> None:
+    for k, x, align in ((1280, "bf16", 16), (588, "fp32", 8)):
+        found = compile_triton(TRITON_DEFAULT.at(1), arch, k=k, x=x, align=align)
+        check(found)
+        assert found.shared <= SMALLEST_SHARED_MEMORY
+
+
+@pytest.mark.parametrize(("n", "k", "tile"), HOPPER_CASES)
+def test_hopper_tile(n: int, k: int, tile: HopperTile) -> None:
+    found = compile_hopper(tile, n, k)
+    check(found)
+    assert found.wgmma > 0
+    assert found.tma > 0
+
+
+def test_hopper_tile_in_half_precision() -> None:
+    found = compile_hopper(HOPPER_TILES[1280, 1280].at(4000), 1280, 1280, torch.float16)
+    check(found)
+    assert found.wgmma > 0
+    assert "F32.BF16" not in found.assembly
