@@ -1,0 +1,289 @@
+"""Capture and replay whatever else goes on: streams, threads, devices, fresh processes, weights, full memory."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_graphs import MIB, assert_same, eager, poison, rows_of, small_encoder
+
+from ernie_vit.graph import capture as capture_module
+from ernie_vit.kernels.compilation import compilations
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+CAPACITIES = [(256, 4), (1024, 16)]
+GRID = [[1, 16, 16], [2, 8, 8]]
+
+FIRST_CALL = """
+import torch
+from ernie_vit import ErnieVisionConfig, ErnieVisionEncoder
+
+config = ErnieVisionConfig(depth=2, hidden_size=160, num_heads=2, intermediate_size=640, text_hidden_size=128)
+encoder = ErnieVisionEncoder.from_config(config, device="cuda", dtype=torch.{dtype}, backend="triton")
+encoder.capture(capacities=[(256, 4), (1024, 16)])
+grid = [[1, 16, 16], [2, 8, 8]]
+pixel_values = torch.randn(384, 588, device="cuda")
+tokens = encoder(pixel_values, grid)
+assert encoder.graph_stats().hits == 1, encoder.graph_stats()
+encoder.release()
+assert tokens.isfinite().all() and torch.equal(tokens, encoder(pixel_values, grid))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    poison(monkeypatch, 32 * MIB)
+
+
+@pytest.fixture
+def encoder():
+    encoder = small_encoder()
+    encoder.capture(capacities=CAPACITIES)
+    return encoder
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_capture_as_the_first_call_of_a_process_with_an_empty_kernel_cache(tmp_path, dtype):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL.format(dtype=dtype)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    assert any(tmp_path.iterdir())
+
+
+def test_nothing_is_compiled_after_capture(encoder):
+    compiled = compilations()
+    for grid in ([[1, 4, 4]], GRID, [[1, 2, 2]] * 16, [[4, 16, 16]], [[1, 32, 32]], []):
+        encoder(rows_of(encoder, grid), grid)
+    assert compilations() == compiled
+
+
+def test_capture_and_calls_in_a_side_stream():
+    encoder = small_encoder()
+    pixel_values = rows_of(encoder, GRID)
+    expected = encoder(pixel_values, GRID)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        encoder.capture(capacities=CAPACITIES)
+        tokens = encoder(pixel_values, GRID)
+        assert torch.cuda.current_stream() == stream
+    stream.synchronize()
+    assert torch.equal(tokens, expected)
+    assert torch.equal(encoder(pixel_values, GRID), expected)
+    assert encoder.graph_stats().hits == 2
+
+
+def test_calls_on_alternating_streams_do_not_overtake_each_other(encoder):
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    grids = [[[1, 32, 32]], [[1, 8, 8]], [[1, 16, 16], [1, 4, 4]]]
+    rows = [rows_of(encoder, grid, seed) for seed, grid in enumerate(grids)]
+    expected = [eager(encoder, x, grid) for x, grid in zip(rows, grids, strict=True)]
+    torch.cuda.synchronize()
+    results = []
+    for i in range(300):
+        with torch.cuda.stream(streams[i % 3]):
+            results.append(encoder(rows[i * 7 % 3], grids[i * 7 % 3]))
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, expected[i * 7 % 3]) for i, result in enumerate(results))
+
+
+def test_capture_and_calls_in_a_second_thread():
+    encoder = small_encoder()
+    pixel_values = rows_of(encoder, GRID)
+    expected = encoder(pixel_values, GRID)
+    torch.cuda.synchronize()
+    results = []
+
+    def work():
+        encoder.capture(capacities=CAPACITIES)
+        results.append(encoder(pixel_values, GRID))
+        torch.cuda.synchronize()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert torch.equal(results[0], expected)
+    assert torch.equal(encoder(pixel_values, GRID), expected)
+    assert encoder.graph_stats().hits == 2
+
+
+def test_another_thread_uses_the_gpu_during_capture():
+    encoder = small_encoder()
+    encoder.capture(capacities=CAPACITIES)  # compiles; what follows is capture alone
+    stop, errors, rounds = threading.Event(), [], []
+
+    def work():
+        try:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                while not stop.is_set():
+                    source = torch.arange(5000 + len(rounds) % 7, dtype=torch.float32).pin_memory()
+                    copied = source.to("cuda", non_blocking=True)
+                    small = [torch.full((100,), 1.0, device="cuda") for _ in range(8)]
+                    total = copied.sum() + torch.stack(small).sum()
+                    stream.synchronize()
+                    rounds.append(total.item() == source.sum().item() + 800)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            encoder.capture(capacities=CAPACITIES)
+            assert_same(encoder, GRID)
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+    assert len(rounds) > 10
+    assert all(rounds)
+
+
+def test_the_second_gpu_while_the_first_is_current():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    assert torch.cuda.current_device() == 0
+    reserved = torch.cuda.memory_reserved(0)
+    encoder = small_encoder(device="cuda:1")
+    encoder.capture(capacities=CAPACITIES)
+    pixel_values = rows_of(encoder, GRID)
+    tokens = encoder(pixel_values, GRID)
+    assert tokens.device == torch.device("cuda:1")
+    assert torch.equal(tokens, eager(encoder, pixel_values, GRID))
+    cut = [[1, 32, 32]] * 3
+    assert torch.equal(encoder(rows_of(encoder, cut), cut), eager(encoder, rows_of(encoder, cut), cut))
+    assert encoder.graph_stats().hits == 2
+    assert torch.cuda.memory_reserved(0) == reserved
+
+
+def test_weights_changed_in_place_take_effect(encoder):
+    before = encoder(rows_of(encoder, GRID), GRID)
+    encoder.load_state_dict({name: 1.25 * value for name, value in encoder.state_dict().items()})
+    assert not torch.equal(encoder(rows_of(encoder, GRID), GRID), before)
+    assert_same(encoder, GRID)
+
+
+def _new_data(encoder):
+    weight = encoder.vision_tower.blocks[1].attn.qkv.weight
+    weight.data = weight.data * 2
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param(_new_data, id="param.data = new"),
+        pytest.param(lambda encoder: encoder.half(), id="half"),
+        pytest.param(
+            lambda encoder: encoder.load_state_dict(
+                {name: value * 2 for name, value in encoder.state_dict().items()}, assign=True
+            ),
+            id="assign",
+        ),
+    ],
+)
+def test_weights_that_moved_drop_the_graphs(encoder, move):
+    assert_same(encoder, GRID)
+    move(encoder)
+    pixel_values = rows_of(encoder, GRID)
+    assert torch.equal(encoder(pixel_values, GRID), eager(encoder, pixel_values, GRID))
+    assert encoder.graph_stats().fallbacks == {"weights moved": 1}
+    encoder.capture(capacities=CAPACITIES)
+    assert_same(encoder, GRID)
+
+
+def test_weights_that_went_away_and_came_back(encoder):
+    """They may come back to where they were; then the graphs are right to go on."""
+    pixel_values = rows_of(encoder, GRID)
+    before = encoder(pixel_values, GRID)
+    encoder.to("cpu")
+    filler = [torch.full((MIB,), float("nan"), device="cuda") for _ in range(64)]
+    encoder.to("cuda")
+    assert torch.equal(encoder(pixel_values, GRID), before)
+    stats = encoder.graph_stats()
+    assert stats.hits + stats.fallbacks.get("weights moved", 0) == 2
+    del filler
+
+
+def test_release_gives_all_memory_back(encoder):
+    encoder(rows_of(encoder, GRID), GRID)
+    encoder.release()
+    torch.cuda.empty_cache()
+    reserved, (free, _) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
+    for _ in range(3):
+        encoder.capture(capacities=[*CAPACITIES, (16384, 64)])
+        assert encoder.graph_stats().memory_bytes > 0
+        encoder(rows_of(encoder, GRID), GRID)
+        encoder.release()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == reserved
+    assert abs(torch.cuda.mem_get_info()[0] - free) < 32 * MIB  # the driver keeps some for later graphs
+
+
+def _is_clean(allocated: int) -> bool:
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated() == allocated
+
+
+def test_capacities_that_cannot_fit_are_refused_before_anything_is_allocated(encoder):
+    encoder.release()
+    allocated = torch.cuda.memory_allocated()
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"1 graphs of up to 400000000 rows need \d+ MiB, \d+ MiB are free"
+    ):
+        encoder.capture(capacities=[(400_000_000, 8)])
+    assert _is_clean(allocated)
+    encoder.capture(capacities=CAPACITIES)
+    assert_same(encoder, GRID)
+
+
+def test_memory_that_runs_out_during_capture_is_given_back(encoder, monkeypatch):
+    encoder.release()
+    torch.cuda.empty_cache()
+    monkeypatch.setattr(capture_module, "graph_bytes", lambda *_: 0)
+    free = torch.cuda.mem_get_info()[0]
+    hog = torch.empty(free - 5000 * MIB, dtype=torch.uint8, device="cuda")
+    allocated = torch.cuda.memory_allocated()
+    with pytest.raises(torch.OutOfMemoryError, match="did not fit into the"):
+        encoder.capture(capacities=[*CAPACITIES, (2_000_000, 8)])  # 2.3 GB of inputs, 7 GB of results
+    assert _is_clean(allocated)
+    assert encoder._graphs is None
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    encoder.capture(capacities=CAPACITIES)
+    assert_same(encoder, GRID)
+    del hog
+
+
+def test_a_failure_inside_the_capture_leaves_no_trace(encoder, monkeypatch):
+    encoder.release()
+    allocated = torch.cuda.memory_allocated()
+    tower = encoder.vision_tower.forward
+
+    def forward(*arguments):
+        hidden_states = tower(*arguments)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("as planned")
+        return hidden_states
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder.vision_tower, "forward", forward)
+        with pytest.raises(RuntimeError, match="as planned"):
+            encoder.capture(capacities=CAPACITIES)
+    assert _is_clean(allocated)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    encoder.capture(capacities=CAPACITIES)
+    assert_same(encoder, GRID)
