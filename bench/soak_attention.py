@@ -2,7 +2,7 @@
 
 A missing barrier shows once in many launches, so one comparison proves nothing. Each tile runs on round and ragged
 lengths, from buffers whose rows past the sequences hold NaN; every launch must give the same bits, no NaN in a live
-row, and must leave the poison in all others.
+row, and must leave the poison in all others. Run: ``python -m bench.soak_attention``.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import click
 import torch
-from measure import relative_error
 from torch import Tensor
 
+from bench.measure import relative_error
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention_ref
 from ernie_vit.kernels.hopper.attention import launch_attention

@@ -2,7 +2,7 @@
 
 Correctness first: a tile whose error is above PyTorch's, or whose bits differ from those of the other tiles of its
 backend, is named and not timed. Then CUDA graphs of many calls on rotated inputs; the median of several replays. The
-work list is made before: a forward pass makes it once for all its blocks.
+work list is made before: a forward pass makes it once for all its blocks. Run: ``python -m bench.tune_attention``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,9 @@ from statistics import median
 
 import click
 import torch
-from measure import Inputs, capture, seconds
 from torch import Tensor
 
+from bench.measure import Inputs, capture, seconds
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention_ref
 from ernie_vit.kernels.tiles.attention import HopperTile, PlainTile, attention_tile, work_list_shape
