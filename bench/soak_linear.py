@@ -1,0 +1,120 @@
+"""Thousands of launches of each shipped Hopper tile on poisoned outputs: a race shows seldom, or on some lengths only.
+
+A graph holds pairs of launches, each with a live count of its own, round or ragged; the second of a pair starts while
+the first one ends. Every output is compared bit by bit, dead rows included, which must still hold the poison.
+
+    python bench/soak_linear.py --launches 10000
+"""
+
+import sys
+import time
+
+import click
+import torch
+from torch import Tensor
+
+from ernie_vit.kernels.dispatch import why_not_hopper
+from ernie_vit.kernels.hopper.linear import launch_linear, multiprocessors
+from ernie_vit.kernels.linear import linear_ref
+from ernie_vit.kernels.tiles.linear import HOPPER_DEFAULT, HOPPER_TILES, HopperTile
+
+PAIRS = 10  # a graph
+POISON = float("nan")
+
+
+class Soak:
+    """One weight and tile: a graph of poisoned launches, and how many numbers were wrong."""
+
+    def __init__(self, n: int, k: int, tile: HopperTile, generator: torch.Generator) -> None:
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device="cuda")
+
+        # two tiles and a bit for each program: the ring and the output blocks are used again
+        columns = -(-n // tile.columns)
+        self.rows = tile.rows * -(-2 * multiprocessors(generator.device) // columns) + 17
+        self.tile = tile
+        self.x = random(self.rows, k).bfloat16()
+        self.weight = (random(n, k) / k**0.5).bfloat16()
+        self.bias = random(n).bfloat16()
+        # as in the tower: fc1 has the activation, proj and fc2 the residual
+        self.quick_gelu = (n, k) == (5120, 1280)
+        self.residual = random(self.rows, n).bfloat16() if n == 1280 else None
+        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        self.outs = [torch.empty(self.rows, n, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+
+        round_and_ragged = [0, 1, tile.rows, tile.rows + 1, self.rows - 17, self.rows - 1, self.rows]
+        drawn = torch.randint(self.rows + 1, (2 * PAIRS - len(round_and_ragged),), generator=generator, device="cuda")
+        self.lives = [*round_and_ragged, *drawn.tolist()]
+
+    def launch(self, num_rows: Tensor, out: Tensor) -> None:
+        launch_linear(
+            self.x, self.weight, self.bias, self.residual, num_rows, out, quick_gelu=self.quick_gelu, tile=self.tile
+        )
+
+    def relative_error(self) -> tuple[float, float]:
+        """Of the tile and of plain PyTorch, to float64, on the first rows."""
+        activation = "quick_gelu" if self.quick_gelu else None
+        rows = slice(256)
+        residual = None if self.residual is None else self.residual[rows]
+        plain = linear_ref(self.x[rows], self.weight, self.bias, activation=activation, residual=residual)
+        exact = linear_ref(
+            self.x[rows].double(),
+            self.weight.double(),
+            self.bias.double(),
+            activation=activation,
+            residual=None if residual is None else residual.double(),
+        )
+        self.launch(torch.tensor([self.rows], dtype=torch.int32, device="cuda"), self.outs[0])
+        errors = [(out.double() - exact).norm() / exact.norm() for out in (self.outs[0][rows], plain)]
+        return errors[0].item(), errors[1].item()
+
+    def run(self, launches: int) -> int:
+        """The wrong numbers among the outputs of at least ``launches`` launches."""
+        full = self.outs[0].clone()
+        counts = torch.tensor(self.lives, dtype=torch.int32, device="cuda")
+        row = torch.arange(self.rows, device="cuda")[:, None]
+        poison = torch.full_like(full, POISON)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for first in range(0, 2 * PAIRS, 2):
+                pair = range(first, first + 2)
+                for out in self.outs:
+                    out.fill_(POISON)
+                for index, out in zip(pair, self.outs, strict=True):
+                    self.launch(counts[index : index + 1], out)
+                for index, out in zip(pair, self.outs, strict=True):
+                    expected = torch.where(row < counts[index], full, poison)
+                    self.wrong += (out.view(torch.int16) != expected.view(torch.int16)).sum()
+        for _ in range(-(-launches // (2 * PAIRS))):
+            graph.replay()
+        return int(self.wrong.item())
+
+
+@click.command(help=__doc__)
+@click.option("--launches", default=10_000, show_default=True, help="Of each tile and weight.")
+@click.option("--seed", default=0, show_default=True)
+def main(launches: int, seed: int) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    reason = why_not_hopper(device, torch.bfloat16)
+    if reason is not None:
+        raise click.ClickException(reason)
+    generator = torch.Generator(device).manual_seed(seed)
+    failed = False
+    cases = [(shape, tile) for shape, regimes in HOPPER_TILES.items() for tile in dict.fromkeys(regimes.tiles)]
+    cases += [((5120, 5120), tile) for tile in dict.fromkeys(HOPPER_DEFAULT.tiles)]
+    for (n, k), tile in cases:
+        start = time.perf_counter()
+        soak = Soak(n, k, tile, generator)
+        error, budget = soak.relative_error()
+        wrong = soak.run(launches)
+        right = wrong == 0 and error <= 1.02 * budget
+        failed |= not right
+        click.echo(
+            f"{'ok  ' if right else 'FAIL'} {n}x{k} {tile} rows {soak.rows}: {wrong} wrong numbers, "
+            f"error {error:.2e} (plain PyTorch {budget:.2e}), {time.perf_counter() - start:.1f} s"
+        )
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
