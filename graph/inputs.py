@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ernie_vit.graph.call import plan_frames
 from ernie_vit.graph.capacity import Capacity
 from ernie_vit.graph.staging import StagingRing
-from ernie_vit.model.metadata import EncoderMetadata, EncoderPlan, Grid, packed_size, plan_sequences, unpack_metadata
+from ernie_vit.model.metadata import EncoderMetadata, EncoderPlan, Grid, item_sizes, packed_size, unpack_metadata
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class GraphInputs:
     def of(cls, capacity: Capacity, pixel_values: Tensor, packed: Tensor) -> "GraphInputs":
         """Views of buffers that may be longer: graphs that replay one after the other can share them."""
         packed = packed[: cls.packed_size(capacity)]
-        metadata = unpack_metadata(packed, _plan([], capacity))
+        metadata = unpack_metadata(packed, plan_frames((), capacity))
         return cls(capacity, pixel_values[: capacity.rows], packed, metadata)
 
     def plan(self, grid_thw: Grid) -> EncoderPlan:
@@ -48,7 +49,7 @@ class GraphInputs:
         Raises:
             ValueError: a size cannot be encoded, or there are more frames or rows than the capacity's.
         """
-        plan = _plan(grid_thw, self.capacity)
+        plan = plan_frames(item_sizes(grid_thw), self.capacity)
         if plan.num_patches > self.capacity.rows:
             raise ValueError(f"grid_thw: expected at most {self.capacity.rows} patches, got {plan.num_patches}")
         return plan
@@ -65,11 +66,6 @@ class GraphInputs:
     def temporal_rows(self, plan: EncoderPlan) -> Tensor:
         """The tokens' merge windows of the plan filled in last, for the resampler."""
         return unpack_metadata(self.packed, plan).temporal_rows
-
-
-def _plan(grid_thw: Grid, capacity: Capacity) -> EncoderPlan:
-    """One sequence may take all rows, so ``max_seqlen`` is the capacity's rows whatever the call."""
-    return plan_sequences(grid_thw, max_sequences=capacity.sequences, max_seqlen_override=capacity.rows)
 
 
 def allocate_inputs(

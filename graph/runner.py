@@ -9,27 +9,24 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ernie_vit.graph.call import CallPlan, plan_call
 from ernie_vit.graph.capacity import Capacity
 from ernie_vit.graph.inputs import GraphInputs, allocate_inputs
-from ernie_vit.graph.packing import Chunk, pack_frames
+from ernie_vit.graph.packing import Chunk
 from ernie_vit.graph.recording import Recorder, Recording
 from ernie_vit.graph.staging import StagingRing
 from ernie_vit.graph.stats import GraphStats
 from ernie_vit.graph.weights import WeightWatch
 from ernie_vit.kernels.checks import FLOAT_DTYPES
-from ernie_vit.model.metadata import EncoderMetadata, EncoderPlan, Grid, plan_sequences, read_grid, unpack_metadata
+from ernie_vit.model.metadata import EncoderMetadata, EncoderPlan, Sizes, unpack_metadata
 from ernie_vit.model.operators import Operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
 
 logger = logging.getLogger(__name__)
-
-Frames = npt.NDArray[np.int64]
 
 
 class GraphRunner:
@@ -77,8 +74,8 @@ class GraphRunner:
                 raise
             self._mark_use()
 
-    def __call__(self, pixel_values: Tensor, grid_thw: Grid) -> Tensor | None:
-        """Tokens ``[tokens, text_hidden_size]`` of a call; arguments as the encoder's, which has checked them.
+    def __call__(self, pixel_values: Tensor, sizes: Sizes) -> Tensor | None:
+        """Tokens ``[tokens, text_hidden_size]`` of a call; the encoder has checked its arguments.
 
         None if the call must run eagerly as a whole; it is counted with the reason. If the weights have moved, the
         graphs are dropped.
@@ -89,7 +86,7 @@ class GraphRunner:
                 self.stats.count_fallback(obstacle)
                 return None
             with torch.no_grad():
-                return self._run(pixel_values, read_grid(grid_thw))
+                return self._run(pixel_values, plan_call(sizes, self.capacities))
 
     def release(self) -> None:
         """Give the graphs' and buffers' memory back; later calls run eagerly."""
@@ -118,40 +115,33 @@ class GraphRunner:
             return "weights moved"
         return None
 
-    def _run(self, pixel_values: Tensor, grid: Frames) -> Tensor:
-        frames = np.repeat(grid, grid[:, 0], axis=0)
-        chunks = pack_frames((frames[:, 1] * frames[:, 2]).tolist(), self.capacities)
+    def _run(self, pixel_values: Tensor, call: CallPlan) -> Tensor:
         if self._last_use is not None:
             torch.cuda.current_stream().wait_event(self._last_use)
-        if len(chunks) == 1 and chunks[0].capacity is not None:
+        if call.capacity is not None:
             # the tokens' rows travel with the plan, the hidden rows stay where they are
-            inputs = self._inputs[chunks[0].capacity]
-            plan = inputs.plan(grid)
-            hidden_states = self._replay(pixel_values, plan, inputs)
-            temporal_rows = inputs.temporal_rows(plan)
+            inputs = self._inputs[call.capacity]
+            hidden_states = self._replay(pixel_values, call.whole, inputs)
+            temporal_rows = inputs.temporal_rows(call.whole)
         else:
-            hidden_states = self._gather(pixel_values, frames, chunks)
-            temporal_rows = self._to_device(plan_sequences(grid)).temporal_rows
+            hidden_states = self._gather(pixel_values, call)
+            temporal_rows = self._to_device(call.whole).temporal_rows
         tokens: Tensor = self._resampler(hidden_states, temporal_rows)
         self._mark_use()
-        self._count(chunks)
+        self._count(call.chunks)
         return tokens
 
-    def _gather(self, pixel_values: Tensor, frames: Frames, chunks: list[Chunk]) -> Tensor:
+    def _gather(self, pixel_values: Tensor, call: CallPlan) -> Tensor:
         """The hidden rows of several graphs, and of frames that no graph holds."""
         hidden_states = pixel_values.new_empty(len(pixel_values), self._tower.config.hidden_size, dtype=self._dtype)
-        frames[:, 0] = 1  # each for itself, whichever item it is of
         start = 0
-        for chunk in chunks:
+        for chunk, plan in zip(call.chunks, call.plans, strict=True):
             rows = slice(start, start + chunk.rows)
             start += chunk.rows
-            chunk_frames = frames[chunk.first : chunk.end]
             if chunk.capacity is None:
-                metadata = self._to_device(plan_sequences(chunk_frames))
-                hidden_states[rows] = self._tower(pixel_values[rows], metadata, self._ops)
+                hidden_states[rows] = self._tower(pixel_values[rows], self._to_device(plan), self._ops)
             else:
-                inputs = self._inputs[chunk.capacity]
-                hidden_states[rows] = self._replay(pixel_values[rows], inputs.plan(chunk_frames), inputs)
+                hidden_states[rows] = self._replay(pixel_values[rows], plan, self._inputs[chunk.capacity])
         return hidden_states
 
     def _replay(self, pixel_values: Tensor, plan: EncoderPlan, inputs: GraphInputs) -> Tensor:
@@ -212,7 +202,7 @@ class GraphRunner:
         if self._last_use is not None:
             self._last_use.record()
 
-    def _count(self, chunks: list[Chunk]) -> None:
+    def _count(self, chunks: Sequence[Chunk]) -> None:
         replayed = [(chunk.rows, chunk.capacity.rows) for chunk in chunks if chunk.capacity is not None]
         self.stats.replays += len(replayed)
         self.stats.live_rows += sum(rows for rows, _ in replayed)

@@ -222,12 +222,10 @@ class TestBrokenRunnersAreNoticed:
         grid = [[6, 8, 16]]
         runner = encoder._graphs
 
-        def gather(pixel_values, frames, chunks):
-            frames[:, 0] = 1
-            rows = pixel_values.split([chunk.rows for chunk in chunks])
-            inputs = [runner._inputs[chunk.capacity] for chunk in chunks]
-            plans = [i.plan(frames[chunk.first : chunk.end]) for i, chunk in zip(inputs, chunks, strict=True)]
-            return torch.cat(list(map(runner._replay, rows, plans, inputs)))
+        def gather(pixel_values, call):
+            rows = pixel_values.split([chunk.rows for chunk in call.chunks])
+            inputs = [runner._inputs[chunk.capacity] for chunk in call.chunks]
+            return torch.cat(list(map(runner._replay, rows, call.plans, inputs)))
 
         monkeypatch.setattr(runner, "_gather", gather)
         assert not torch.equal(encoder(random_rows(grid), grid), eager(encoder, random_rows(grid), grid))
