@@ -61,3 +61,14 @@ def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
     if version is None or not version.startswith(HOPPER_TRITON):
         return f"the Gluon kernels were soaked with triton {' and '.join(HOPPER_TRITON)}, not with {version}"
     return None
+
+
+@cache
+def launches_early(device: torch.device) -> bool:
+    """Whether kernels on ``device`` may start before the kernel before them has ended, as Hopper and newer can.
+
+    Such a kernel (programmatic dependent launch) lets the next one start at once, and waits for the one before
+    (``gdc_wait``) before it reads or writes what another kernel writes or reads. Every program waits: a kernel that
+    has waited for this one has then waited for all before it.
+    """
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

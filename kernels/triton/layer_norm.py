@@ -6,10 +6,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ernie_vit.kernels.dispatch import launches_early
 from ernie_vit.kernels.triton.grid import persistent_programs
 
-PROGRAMS_PER_MULTIPROCESSOR = 16
+# One warp a row: the sums are shuffles, without a barrier, and the programs in flight hide the loads.
+PROGRAMS_PER_MULTIPROCESSOR = 32
 
 
 @triton.jit(
@@ -27,38 +30,56 @@ def _layer_norm_kernel(
     eps,
     WIDTH: tl.constexpr,
     UNIT: tl.constexpr,  # a factor of the row stride, stated so that loads of this many elements are aligned
-    BLOCK: tl.constexpr,
+    MAIN: tl.constexpr,  # columns of the first block, a power of two
+    TAIL: tl.constexpr,  # columns of the second block, which holds the rest: 1280 = 1024 + 256 leaves no lane idle
+    EARLY: tl.constexpr,  # launched before the kernel before has ended
 ):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     live = rows if num_rows_ptr is None else tl.minimum(tl.load(num_rows_ptr), rows)
 
-    columns = tl.arange(0, BLOCK)
-    mask = columns < WIDTH
-
+    main = tl.arange(0, MAIN)
+    tail = MAIN + tl.arange(0, TAIL)
+    mask_tail = tail < WIDTH
     for row in range(tl.program_id(0), live, tl.num_programs(0)):
         x_row = x_ptr + tl.cast(row, tl.int64) * x_row_units * UNIT
-        x = tl.load(x_row + columns, mask=mask, other=0.0).to(tl.float32)
-        # Again for each row, from L1: kept in registers over the loop they spill.
-        weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-
-        mean = tl.sum(x, axis=0) / WIDTH
-        centred = tl.where(mask, x - mean, 0.0)  # padded columns count neither here nor in the mean
-        variance = tl.sum(centred * centred, axis=0) / WIDTH
-        out = centred * tl.rsqrt(variance + eps) * weight + bias
-
         out_row = out_ptr + tl.cast(row, tl.int64) * WIDTH
-        tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+        x_main = tl.load(x_row + main).to(tl.float32)
+        x_tail = tl.load(x_row + tail, mask=mask_tail, other=0.0).to(tl.float32)
+
+        mean = (tl.sum(x_main, axis=0) + tl.sum(x_tail, axis=0)) / WIDTH
+        x_main -= mean
+        x_tail = tl.where(mask_tail, x_tail - mean, 0.0)  # padded columns count neither here nor in the mean
+        variance = (tl.sum(x_main * x_main, axis=0) + tl.sum(x_tail * x_tail, axis=0)) / WIDTH
+        scale = tl.rsqrt(variance + eps)
+
+        # Weight and bias come again for each row, from L1: kept in registers over the loop they spill.
+        weight = tl.load(weight_ptr + main).to(tl.float32)
+        bias = tl.load(bias_ptr + main).to(tl.float32)
+        tl.store(out_row + main, (x_main * scale * weight + bias).to(out_ptr.dtype.element_ty))
+        weight = tl.load(weight_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
+        tl.store(out_row + tail, (x_tail * scale * weight + bias).to(out_ptr.dtype.element_ty), mask=mask_tail)
 
 
-def num_warps(width: int) -> int:
-    """Warps a row; a function of the width alone, because the order of a row's sum follows it."""
-    return int(min(max(triton.next_power_of_2(width) // 512, 1), 8))
+def blocks(width: int) -> tuple[int, int]:
+    """Columns of the two blocks that hold a row: the largest power of two, and one for the rest (1 if there is none)."""
+    main = 1 << (width.bit_length() - 1)
+    return main, max(triton.next_power_of_2(width - main), 1)
+
+
+def num_warps(width: int, dtype: torch.dtype) -> int:
+    """Warps a row: of the width and dtype alone, because the order of a row's sum follows it."""
+    return max(blocks(width)[0] * dtype.itemsize // 2048, 1)
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, num_rows: Tensor | None, eps: float) -> None:
     """Write the layer norm of the live rows of ``x`` to ``out``; checked arguments, at least one row."""
     rows, width = x.shape
     unit = math.gcd(x.stride(0), 16)
+    main, tail = blocks(width)
+    early = launches_early(x.device)
     programs = persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR)
     with torch.cuda.device_of(x):
         _layer_norm_kernel[(programs,)](
@@ -72,6 +93,9 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, num_rows: Tenso
             eps,
             WIDTH=width,
             UNIT=unit,
-            BLOCK=triton.next_power_of_2(width),
-            num_warps=num_warps(width),
+            MAIN=main,
+            TAIL=tail,
+            EARLY=early,
+            num_warps=num_warps(width, x.dtype),
+            launch_pdl=early,
         )

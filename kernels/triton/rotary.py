@@ -6,7 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ernie_vit.kernels.dispatch import launches_early
 from ernie_vit.kernels.triton.grid import persistent_programs
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -79,7 +81,11 @@ def _apply_rotary_kernel(
     HALF: tl.constexpr,
     UNIT: tl.constexpr,  # a factor of HALF and of the row stride: elements that are loaded together
     BLOCK: tl.constexpr,  # units a program takes at once
+    EARLY: tl.constexpr,  # launched before the kernel before has ended
 ):
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     live = rows if num_rows_ptr is None else tl.minimum(tl.load(num_rows_ptr), rows)
 
     # Units of the first halves of a row's q and k heads, which lie one behind the other, are numbered through: as
@@ -89,12 +95,13 @@ def _apply_rotary_kernel(
     total = live.to(tl.int64) * ROW_UNITS
 
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, total, tl.num_programs(0) * BLOCK):
-        unit = start + tl.arange(0, BLOCK)
-        row = unit // ROW_UNITS
-        in_row = (unit - row * ROW_UNITS).to(tl.int32)
+        first_row = start // ROW_UNITS  # one division at 64 bits a block; the rest fits into 32
+        unit = (start - first_row * ROW_UNITS).to(tl.int32) + tl.arange(0, BLOCK)
+        row = first_row + unit // ROW_UNITS
+        in_row = unit % ROW_UNITS
         head = in_row // HALF_UNITS
         column = (in_row % HALF_UNITS)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
-        mask = (unit < total)[:, None]
+        mask = (row < live)[:, None]
 
         cos_ptr = table_ptr + row[:, None] * (2 * HALF) + column
         cos = tl.load(cos_ptr, mask=mask, other=0.0)
@@ -136,6 +143,7 @@ def launch_apply(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
     half = head_dim // 2
     unit = math.gcd(half, qkv.stride(0), 8)
     block = PAIRS // triton.next_power_of_2(unit)
+    early = launches_early(qkv.device)
     programs = persistent_programs(
         triton.cdiv(rows * 2 * heads * half // unit, block),
         qkv.device,
@@ -152,5 +160,7 @@ def launch_apply(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
             HALF=half,
             UNIT=unit,
             BLOCK=block,
+            EARLY=early,
             num_warps=4,
+            launch_pdl=early,
         )

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import triton
 from offline_compile import SHARED_MEMORY_LIMIT, Report, report
 
 from ernie_vit.kernels.rotary import inverse_frequencies
@@ -11,6 +10,7 @@ from ernie_vit.kernels.triton import layer_norm, rotary
 pytestmark = pytest.mark.compile
 
 ARCHITECTURES = list(SHARED_MEMORY_LIMIT)
+EARLY = {arch: arch in ("sm_90", "sm_100", "sm_120") for arch in ARCHITECTURES}
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
@@ -37,12 +37,13 @@ def live_rows(counted: bool) -> tuple[dict[str, str], dict[str, None]]:
 def test_layer_norm(arch: str, width: int, dtype: torch.dtype, counted: bool) -> None:
     pointers = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), TYPES[dtype])
     signature, constexprs = live_rows(counted)
+    main, tail = layer_norm.blocks(width)
     result = report(
         layer_norm._layer_norm_kernel,
         {**pointers, **signature, "x_row_units": "i32", "rows": "i32", "eps": "fp32"},
-        {**constexprs, "WIDTH": width, "UNIT": 16, "BLOCK": triton.next_power_of_2(width)},
+        {**constexprs, "WIDTH": width, "UNIT": 16, "MAIN": main, "TAIL": tail, "EARLY": EARLY[arch]},
         arch=arch,
-        num_warps=layer_norm.num_warps(width),
+        num_warps=layer_norm.num_warps(width, dtype),
     )
     check(result)
     assert result.widest_load >= 128
@@ -62,7 +63,7 @@ def test_apply_rotary(arch: str, dtype: torch.dtype, counted: bool) -> None:
             "rows": "i32",
             **signature,
         },
-        {**constexprs, "HEADS": 16, "HALF": 40, "UNIT": 8, "BLOCK": rotary.PAIRS // 8},
+        {**constexprs, "HEADS": 16, "HALF": 40, "UNIT": 8, "BLOCK": rotary.PAIRS // 8, "EARLY": EARLY[arch]},
         arch=arch,
         num_warps=4,
     )
