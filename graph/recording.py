@@ -1,7 +1,7 @@
 """Recording a forward pass so that it can be replayed."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class CudaGraphRecorder:
 
 
 class _CudaGraph:
-    def __init__(self, forward: Callable[[], Tensor], pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
+    def __init__(self, forward: Callable[[], Tensor], pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
         try:
             # thread_local: another thread's allocations and copies neither fail nor end up in the graph

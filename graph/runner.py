@@ -21,7 +21,7 @@ from ernie_vit.graph.staging import StagingRing
 from ernie_vit.graph.stats import GraphStats
 from ernie_vit.graph.weights import WeightWatch
 from ernie_vit.kernels.checks import FLOAT_DTYPES
-from ernie_vit.model.metadata import EncoderMetadata, EncoderPlan, Sizes, unpack_metadata
+from ernie_vit.model.metadata import EncoderMetadata, EncoderPlan, Grid, Sizes, item_sizes, unpack_metadata
 from ernie_vit.model.operators import Operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
@@ -74,17 +74,18 @@ class GraphRunner:
                 raise
             self._mark_use()
 
-    def __call__(self, pixel_values: Tensor, sizes: Sizes) -> Tensor | None:
-        """Tokens ``[tokens, text_hidden_size]`` of a call; the encoder has checked its arguments.
+    def __call__(self, pixel_values: Tensor, grid_thw: Grid | Sizes) -> Tensor | None:
+        """Tokens ``[tokens, text_hidden_size]`` of a call, whose rows and sizes fit each other.
 
-        None if the call must run eagerly as a whole; it is counted with the reason. If the weights have moved, the
-        graphs are dropped.
+        ``grid_thw`` as the encoder's; a tuple is taken for what ``item_sizes`` has checked. None if the call must run
+        eagerly as a whole; it is counted with the reason. If the weights have moved, the graphs are dropped.
         """
         with self._lock, self._on_device():
             obstacle = self._obstacle(pixel_values)
             if obstacle is not None:
                 self.stats.count_fallback(obstacle)
                 return None
+            sizes = grid_thw if isinstance(grid_thw, tuple) else item_sizes(grid_thw)
             with torch.no_grad():
                 return self._run(pixel_values, plan_call(sizes, self.capacities))
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from eager_graph import EagerRecorder, device_operators, eager, poison_past_live_rows
@@ -143,6 +144,13 @@ def test_metadata_in_place_of_sizes(encoder):
     tokens = encoder(pixel_values, metadata=prepare_encoder_metadata(grid))
     assert torch.equal(tokens, eager(encoder, pixel_values, grid))
     assert encoder.graph_stats().hits == 1
+
+
+def test_the_runner_takes_sizes_in_any_form(encoder):
+    grid = [[1, 8, 8], [2, 4, 4]]
+    pixel_values = random_rows(grid)
+    for sizes in (grid, np.array(grid), torch.tensor(grid)):
+        assert torch.equal(encoder._graphs(pixel_values, sizes), eager(encoder, pixel_values, grid))
 
 
 def test_somebody_else_may_own_the_buffers_and_drive_the_replay(encoder):
