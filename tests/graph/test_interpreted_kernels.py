@@ -1,0 +1,42 @@
+"""The Triton kernels behind the runner, interpreted: they compute the live rows of a capacity and see no other."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from eager_graph import EagerRecorder, poison_past_live_rows
+from reference import SMALL, random_rows, randomize
+
+from ernie_vit.encoder import ErnieVisionEncoder
+from ernie_vit.graph.capacity import Capacity
+from ernie_vit.graph.runner import GraphRunner
+from ernie_vit.model.metadata import prepare_encoder_metadata
+from ernie_vit.model.operators import choose_operators
+
+pytestmark = pytest.mark.interpreter
+
+GRIDS = [[[1, 8, 8]], [[1, 4, 4], [1, 2, 8]], [[1, 2, 8], [1, 4, 4]], [[2, 4, 4]], [[1, 4, 18], [2, 2, 2]], []]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """PyTorch then fills what it allocates with NaN, and integers with their largest value."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_replays_have_the_bits_of_eager_calls():
+    encoder = ErnieVisionEncoder.from_config(SMALL, device="cpu", backend="triton")
+    randomize(encoder, seed=0)
+    recorder = EagerRecorder()
+    tower, resampler, ops = encoder.vision_tower, encoder.resampler_model, choose_operators("triton")
+    encoder._graphs = GraphRunner(tower, resampler, ops, (Capacity(32, 2), Capacity(96, 4)), record=recorder)
+    recorder.before_replay = poison_past_live_rows(encoder)
+
+    for grid in GRIDS:
+        pixel_values, metadata = random_rows(grid), prepare_encoder_metadata(grid)
+        tokens = encoder(pixel_values, grid)
+        expected = resampler(tower(pixel_values, metadata, ops), metadata.temporal_rows)
+        assert torch.equal(tokens, expected), grid
+    assert encoder.graph_stats().hits == len(GRIDS)
