@@ -167,7 +167,7 @@ def test_the_second_gpu_while_the_first_is_current():
     cut = [[1, 32, 32]] * 3
     assert torch.equal(encoder(rows_of(encoder, cut), cut), eager(encoder, rows_of(encoder, cut), cut))
     assert encoder.graph_stats().hits == 2
-    assert torch.cuda.memory_reserved(0) == reserved
+    assert torch.cuda.memory_reserved(0) <= reserved
 
 
 def test_weights_changed_in_place_take_effect(encoder):
