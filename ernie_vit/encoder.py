@@ -293,6 +293,9 @@ class ErnieVisionEncoder(nn.Module):
         runs eagerly, and so does a call that cannot be replayed (training mode, autocast, moved weights); see
         :meth:`graph_stats`. What it will cost and what it took is logged at level INFO.
 
+        The resampler runs eagerly behind the graph, on the live rows: its launches hide behind the tower, and cuBLAS
+        may round differently for the rows of a capacity.
+
         Args:
             max_tokens: image tokens (4 patches each) of the largest graph; default: the largest image that the image
                 processor makes, 6,177, or less if that would take more than half of the free memory.

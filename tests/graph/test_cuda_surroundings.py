@@ -13,6 +13,7 @@ from cuda_graphs import MIB, assert_same, eager, poison, rows_of, small_encoder
 
 from ernie_vit.graph import capture as capture_module
 from ernie_vit.kernels.compilation import compilations
+from ernie_vit.model.metadata import prepare_encoder_metadata
 
 pytestmark = pytest.mark.gpu
 
@@ -168,6 +169,23 @@ def test_the_second_gpu_while_the_first_is_current():
     assert torch.equal(encoder(rows_of(encoder, cut), cut), eager(encoder, rows_of(encoder, cut), cut))
     assert encoder.graph_stats().hits == 2
     assert torch.cuda.memory_reserved(0) <= reserved
+
+
+def test_a_call_inside_somebody_elses_capture_becomes_part_of_it(encoder):
+    metadata = prepare_encoder_metadata(GRID, device="cuda")
+    pixel_values = rows_of(encoder, GRID)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        eager(encoder, pixel_values, GRID)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        tokens = encoder(pixel_values, metadata=metadata)
+    pixel_values.copy_(rows_of(encoder, GRID, seed=1))
+    graph.replay()
+    assert torch.equal(tokens, eager(encoder, pixel_values, GRID))
+    assert encoder.graph_stats().fallbacks == {"inside another capture": 1}
 
 
 def test_weights_changed_in_place_take_effect(encoder):
