@@ -288,9 +288,9 @@ class ErnieVisionEncoder(nn.Module):
     ) -> None:
         """Capture the tower in CUDA graphs; later calls replay them, with the bits of the eager call.
 
-        A few capacities serve every call: the kernels read the live counts from device memory, so a graph costs what its
-        live rows cost. A call larger than the largest graph takes several, cut between frames; a frame that none holds
-        runs eagerly, and so does a call that cannot be replayed (training mode, autocast, moved weights); see
+        A few capacities serve every call: the kernels read the live counts from device memory, so a graph costs what
+        its live rows cost. A call larger than the largest graph takes several, cut between frames; a frame that none
+        holds runs eagerly, and so does a call that cannot be replayed (training mode, autocast, moved weights); see
         :meth:`graph_stats`. What it will cost and what it took is logged at level INFO.
 
         The resampler runs eagerly behind the graph, on the live rows: its launches hide behind the tower, and cuBLAS
@@ -301,10 +301,11 @@ class ErnieVisionEncoder(nn.Module):
                 processor makes, 6,177, or less if that would take more than half of the free memory.
             max_sequences: images and video frames of each graph; default: its rows / 256, at least 8.
             capacities: in place of these, the graphs' (rows, sequences), ascending.
-            lazy: capture each graph when a call first needs it.
+            lazy: capture each graph when a call first needs it. In that order they share less memory.
 
         Raises:
-            ValueError: a limit or capacity is impossible (it is named), or the tower is not computed by Triton on a GPU.
+            ValueError: a limit or capacity is impossible (it is named), or not all of the tower is computed by Triton on
+                a GPU.
             torch.OutOfMemoryError: there is not enough memory; everything is given back, a smaller capture may follow.
         """
         if self.backend != "triton" or "torch" in self._stages.values():
