@@ -14,7 +14,8 @@ RUN = pytest.StashKey[Results]()
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    if file_path.suffix == ".py" and file_path.name.startswith("bench_"):
+    named = parent.session.isinitpath(file_path)  # on the command line: pytest collects it itself
+    if file_path.suffix == ".py" and file_path.name.startswith("bench_") and not named:
         return pytest.Module.from_parent(parent, path=file_path)
     return None
 
