@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST_TRITON := 3.6.0
 
-# The interpreter multiplies many small matrices in numpy, for which one thread is several times faster than two.
-INTERPRET := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
+# Two processes of one thread each. Triton's interpreter multiplies small matrices, which more threads only slow down.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .PHONY: help demo test test-oldest-triton lint types bench
 
@@ -18,12 +18,13 @@ demo: $(VENV)/.demo ## encode two photographs with random weights, into demo/
 		--max-pixels 200704 --out demo/tokens.safetensors --picture demo/tokens.png
 
 test: $(VENV)/.dev ## run every test that this machine can run
-	$(BIN)/pytest
-	$(INTERPRET) $(BIN)/pytest -m interpreter
+	$(PYTEST) -m 'not gpu and not interpreter'
+	$(BIN)/pytest -m gpu -r fE
+	TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 
 test-oldest-triton: build/triton-$(OLDEST_TRITON) ## run the kernel tests with the oldest Triton supported
-	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(BIN)/pytest -m compile
-	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(INTERPRET) $(BIN)/pytest -m interpreter
+	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(PYTEST) -m compile
+	PYTHONPATH=build/triton-$(OLDEST_TRITON) TRITON_INTERPRET=1 $(PYTEST) -m interpreter
 
 lint: $(VENV)/.dev ## check style
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,11 +45,15 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def python(code: str, cwd: Path = ROOT, **environment: str) -> str:
+def python(code: str, *options: str, cwd: Path = ROOT, **environment: str) -> str:
     """Run ``code`` in a process of its own and return what it prints."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env={**inherited, **environment}, capture_output=True, text=True
+        [sys.executable, *options, "-c", code],
+        cwd=cwd,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
@@ -192,10 +197,12 @@ print(linear.__file__, command.name, ernie_vit.ErnieVisionEncoder.__name__, comm
 def test_an_editable_install_works(sources: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip("install", "--editable", str(sources), "--target", str(site))
+    # Without site-packages' own .pth files (-S), of which one may already lead to this checkout.
     code = f"""
-import site
+import site, sys
 site.addsitedir({str(site)!r})
+sys.path += {[sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]!r}
 import ernie_vit, ernie_vit.kernels.linear as linear
 print(linear.__file__, ernie_vit.ErnieVisionEncoder.__name__)
 """
-    assert python(code, cwd=tmp_path).split() == [str(sources / "kernels" / "linear.py"), "ErnieVisionEncoder"]
+    assert python(code, "-S", cwd=tmp_path).split() == [str(sources / "kernels" / "linear.py"), "ErnieVisionEncoder"]
