@@ -92,9 +92,7 @@ def load_item(work_list_ptr, item):
 
 
 @gluon.jit
-def producer(
-    q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS: gl.constexpr
-):
+def producer(q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS: gl.constexpr):
     """Fill Q, and the ring: an item's slot j holds K block j and V block j - 1, what one step of a consumer needs."""
     slot, taken = 0, 0
     for item in range(gl.program_id(0), gl.load(work_list_ptr), gl.num_programs(0)):

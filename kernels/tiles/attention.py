@@ -39,8 +39,8 @@ class HopperTile:
         return 64 * self.warpgroups
 
 
-# Each Gluon tile has passed a soak of thousands of launches on poisoned outputs (bench/soak_attention.py). A tile
-# of 64 keys a step with maxnreg=80 was wrong in nearly every launch and had passed single checks: soak before adding.
+# A Gluon tile is shipped after a soak of thousands of launches on poisoned outputs (bench/soak_attention.py), for bf16
+# and fp16. One of 64 keys a step with maxnreg=80 had passed single checks and was wrong in nearly every launch.
 HOPPER_SHORT = HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120)
 HOPPER_MIDDLE = HopperTile(warpgroups=3, turns=True, persistent=True, programs=1, maxnreg=None)
 HOPPER_LONG = HopperTile(warpgroups=3, turns=True, persistent=False, programs=1, maxnreg=None)
@@ -48,21 +48,22 @@ HOPPER_TILES = (HOPPER_SHORT, HOPPER_MIDDLE, HOPPER_LONG)
 
 
 def hopper_tile(num_rows: int, max_seqlen: int) -> HopperTile:
-    """The Gluon tile. Microseconds on an H200 (700 W, triton 3.6.0), 16 heads, bf16:
+    """The Gluon tile. Microseconds on an H200 (700 W, triton 3.6.0), 16 heads, bf16, best kernel of each kind:
 
-    ==================  ===================  ==============================  ======================
-    sequences           one warpgroup        three, persistent               three, a program an item
-    ==================  ===================  ==============================  ======================
-    256                 5.2                                                  8.9
-    1,296               33                                                   24.0
-    16,384                                   8 % above a program an item     2,515
-    16 x 256            25.7
-    8 x 1,296                                154                             161
-    ==================  ===================  ==============================  ======================
+    ==========  ===========================  =====================  ================================
+    sequences   one warpgroup, an item each  three, persistent      three, an item each
+    ==========  ===========================  =====================  ================================
+    256         5.2                                                 8.9
+    1,296       33                                                  24.0
+    16,384                                   8 % above an item each 2,515
+    16 x 256    25.7
+    8 x 1,296                                154                    161
+    ==========  ===========================  =====================  ================================
 
-    One warpgroup: the 64-row items of 16 heads and 1,024 rows still fit on 132 multiprocessors at once, two
-    on each; and 192-row tiles waste a third of 256-row sequences. Persistent programs also cost nothing for the
-    items that a capacity allows for and a batch has not; a program an item leaves more registers to the inner loop.
+    One warpgroup: its 64-row items of 16 heads and 1,024 rows still run all at once, two on each of 132
+    multiprocessors, and 192-row tiles waste a third of 256-row sequences. Persistent programs pay nothing for items
+    that a capacity allows for and a batch has not; a program an item leaves more registers to the inner loop, which
+    long sequences need. One warpgroup has registers to spare, so it is persistent.
     """
     if num_rows <= 1024 or max_seqlen <= 256:
         return HOPPER_SHORT

@@ -78,9 +78,7 @@ def work_list_kernel(
             tl.store(item_ptr + 3, head, mask=mask_i)
 
 
-def launch_work_list(
-    cu_seqlens: Tensor, work_list: Tensor, *, num_rows: int, num_heads: int, tile_rows: int
-) -> None:
+def launch_work_list(cu_seqlens: Tensor, work_list: Tensor, *, num_rows: int, num_heads: int, tile_rows: int) -> None:
     """Fill ``work_list``, int32 ``[1 + items, 4]`` on the current device; its shape says how many items fit."""
     num_sequences = cu_seqlens.shape[0] - 1
     if num_sequences == 0:

@@ -150,6 +150,4 @@ def test_offsets_on_the_host_are_checked(offsets_, message):
 
 def test_op(device):
     cu_seqlens = offsets([65, 65], device)  # as many items as the list holds: no undefined rows to compare
-    torch.library.opcheck(
-        torch.ops.ernie_vit.attention_work_list.default, (cu_seqlens, 130, 65, 2, 80, torch.bfloat16)
-    )
+    torch.library.opcheck(torch.ops.ernie_vit.attention_work_list.default, (cu_seqlens, 130, 65, 2, 80, torch.bfloat16))
