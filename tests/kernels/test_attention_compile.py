@@ -39,7 +39,8 @@ def test_plain_tile(arch, dtype, head_dim):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.skipif(
-    not (dispatch.triton_version() or "").startswith(dispatch.HOPPER_TRITON), reason="the Gluon kernels are for another Triton"
+    not (dispatch.triton_version() or "").startswith(dispatch.HOPPER_TRITON),
+    reason="the Gluon kernels are for another Triton",
 )
 @pytest.mark.parametrize("tile", HOPPER_TILES, ids=["short", "middle", "long"])
 def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
