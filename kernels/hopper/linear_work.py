@@ -15,8 +15,10 @@ from ernie_vit.kernels.tiles.linear import HopperTile
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-class Plan:
+class Plan(str):
     """The compile-time numbers of one kernel, each a ``gl.constexpr``; equal plans are one compiled kernel.
+
+    A string that spells them: Triton hashes and compares it at each launch, and writes it to JSON for its hooks.
 
     Args:
         tile: the shape of a tile and how its work is shared out.
@@ -32,8 +34,8 @@ class Plan:
     OUT_TAIL: gl.constexpr
     TILE_COLUMNS: gl.constexpr
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         tile: HopperTile,
         n: int,
         k: int,
@@ -43,7 +45,7 @@ class Plan:
         quick_gelu: bool,
         residual: bool,
         num_rows: bool,
-    ) -> None:
+    ) -> "Plan":
         main, tail = tile.column_parts
         # A group with two row blocks has registers and shared memory for half an output block at a time.
         halves = tile.row_blocks > tile.groups > 1
@@ -82,19 +84,9 @@ class Plan:
             "OUT_LAYOUT": accumulator(main // 2 if halves else main),
             "OUT_TAIL_LAYOUT": accumulator(main // 2 if halves else tail or 16),
         }
-        self.__dict__.update({name: gl.constexpr(value) for name, value in numbers.items()})
-        # Triton's caches ask for these three at every launch.
-        self._repr = f"Plan({', '.join(f'{name}={value}' for name, value in numbers.items())})"
-        self._hash = hash(self._repr)
-
-    def __repr__(self) -> str:
-        return self._repr
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and (self is other or self._repr == other._repr)
+        plan = super().__new__(cls, ", ".join(f"{name}={value}" for name, value in numbers.items()))
+        plan.__dict__.update({name: gl.constexpr(value) for name, value in numbers.items()})
+        return plan
 
 
 plan_for = cache(Plan)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from accuracy import assert_within_budget, relative_error
 from torch import Tensor
 
+from ernie_vit.kernels.compilation import compilations
 from ernie_vit.kernels.dispatch import why_not_hopper
 from ernie_vit.kernels.linear import linear, linear_ref
 from ernie_vit.kernels.tiles.linear import (
@@ -317,6 +318,20 @@ def test_the_count_may_be_written_by_the_kernel_before(rows: int) -> None:
         num_rows.fill_(live)
         wrong += (case.run(num_rows=num_rows)[:live] != full[:live]).sum()
     assert wrong.item() == 0
+
+
+@pytest.mark.gpu
+def test_rows_and_addresses_compile_nothing_new() -> None:
+    counts = torch.full((8,), 11, dtype=torch.int32, device="cuda")
+    biases = torch.randn(1280 + 8, device="cuda").bfloat16()
+    case = Case(300, torch.bfloat16, "cuda", "bias residual", n=1280, k=1280)
+    case.run(num_rows=counts[:1])
+    before = compilations()
+    for first in range(8):
+        case.bias = biases[first : first + 1280]
+        positional, named = case.arguments(rows=slice(first, 300 - first))
+        linear(*positional, **named, num_rows=counts[first : first + 1])
+    assert compilations() == before
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Each shipped tile of the linears, compiled for each architecture that its table serves."""
 
+import json
+
 import pytest
 import torch
 from offline_compile import SHARED_MEMORY_LIMIT, Report, report
@@ -148,3 +150,16 @@ def test_hopper_tile_in_half_precision() -> None:
     check(found)
     assert found.wgmma > 0
     assert "F32.BF16" not in found.assembly
+
+
+def test_hopper_plan_is_what_triton_asks_of_a_compile_time_argument() -> None:
+    from ernie_vit.kernels.hopper.linear_work import Plan
+
+    def plan(rows: int) -> Plan:
+        tile = HOPPER_TILES[1280, 1280].at(rows)
+        return Plan(tile, 1280, 1280, 132, torch.bfloat16, bias=True, quick_gelu=False, residual=True, num_rows=True)
+
+    assert plan(256) == plan(256)
+    assert hash(plan(256)) == hash(plan(256))
+    assert plan(256) != plan(4000)
+    json.dumps({"constants": plan(256)})  # so that a compilation can be counted: hooks get it as JSON
