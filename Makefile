@@ -4,11 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST_TRITON := 3.6.0
+# The newest vLLM that the plugin knows, and one from before vLLM had encoder graphs for ERNIE-4.5-VL (0.28).
+VLLM := 0.33.0
+EARLIER_VLLM := 0.26.0
 
 # Two processes of one thread each. Triton's interpreter multiplies small matrices, which more threads only slow down.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2
+VLLM_PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 build/vllm/bin/pytest -n 2 --dist loadfile tests/vllm_plugin
 
-.PHONY: help demo test test-oldest-triton lint types bench
+.PHONY: help demo test test-oldest-triton test-vllm lint types bench
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 26
@@ -25,6 +29,11 @@ test: $(VENV)/.dev ## run every test that this machine can run
 test-oldest-triton: build/triton-$(OLDEST_TRITON) ## run the kernel tests with the oldest Triton supported
 	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(PYTEST) -m compile
 	PYTHONPATH=build/triton-$(OLDEST_TRITON) TRITON_INTERPRET=1 $(PYTEST) -m interpreter
+
+test-vllm: build/vllm/.ready build/vllm-$(EARLIER_VLLM) ## run the plugin's tests inside two releases of vLLM, on the CPU
+	$(VLLM_PYTEST)
+	TRITON_INTERPRET=1 $(VLLM_PYTEST) -m interpreter
+	PYTHONPATH=build/vllm-$(EARLIER_VLLM) $(VLLM_PYTEST)
 
 lint: $(VENV)/.dev ## check style
 	$(BIN)/ruff check .
@@ -44,3 +53,13 @@ $(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: setup.py constraints.txt
 
 build/triton-%: | $(VENV)/.dev
 	$(BIN)/pip install --no-deps --target $@ triton==$*
+
+# An environment of its own, 3 GB: vLLM's wheel without its extensions and without what it asks for.
+build/vllm/.ready: tests/vllm_plugin/requirements.txt setup.py
+	test -x build/vllm/bin/pip || $(PYTHON) -m venv build/vllm
+	build/vllm/bin/pip install --disable-pip-version-check -r tests/vllm_plugin/requirements.txt
+	build/vllm/bin/pip install --no-deps vllm==$(VLLM) xgrammar==0.2.8 apache-tvm-ffi==0.1.11 -e .
+	touch $@
+
+build/vllm-%: | build/vllm/.ready
+	build/vllm/bin/pip install --no-deps --target $@ vllm==$*

@@ -25,6 +25,7 @@ CLI = [*IMAGES, *WEIGHTS, "click>=8.1", "rich>=13", "matplotlib>=3.9"]
 TEST = [
     *CLI,
     "pytest>=8",
+    "accelerate>=1.8",
     "pytest-benchmark>=5",
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
@@ -55,5 +56,8 @@ setup(
         "test": TEST,
         "dev": [*TEST, "ruff>=0.12", "mypy>=1.15", "pre-commit>=4"],
     },
-    entry_points={"console_scripts": ["ernie-vit = ernie_vit.__main__:main"]},
+    entry_points={
+        "console_scripts": ["ernie-vit = ernie_vit.__main__:main"],
+        "vllm.general_plugins": ["ernie_vit = ernie_vit.vllm_plugin:register"],
+    },
 )

@@ -133,11 +133,9 @@ class Vision:
 
     def _capture(self, shared: SharedTower) -> str:
         """Capture, and say what came of it."""
-        if shared.device.type != "cuda":
-            return f"none ({shared.device})"
         try:
             shared.capture(max_tokens=self._max_tokens)
-        except torch.OutOfMemoryError as error:
+        except (ValueError, torch.OutOfMemoryError) as error:  # not on a CUDA GPU, or it is full
             return f"none ({error})"
         return f"up to {self._max_tokens} tokens"
 

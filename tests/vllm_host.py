@@ -4,6 +4,7 @@ vLLM's wheels are CUDA builds. Their Python runs beside a CPU build of PyTorch a
 CPU build and finds the one operator that it looks up when a layer is built.
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 
 HAVE_VLLM = find_spec("vllm") is not None
 ARCHITECTURE = "Ernie4_5_VLMoeForConditionalGeneration"
-BLOCK_EPS = 1e-5  # vLLM hands the text model's eps to the blocks' norms, 1e-6 to the last one
+# vLLM hands the text model's eps to the blocks' norms and 1e-6 to the last one; this one cannot be confused with it.
+BLOCK_EPS = 0.1
 
 
 def pretend_cpu_build() -> None:
@@ -109,6 +111,7 @@ def build_model(cls: type[nn.Module], *, seed: int = 0, quant_config: Any = None
     model.vision_model = ernie45_vl.Ernie4_5_VisionTransformer(
         config.vision_config, norm_eps=BLOCK_EPS, quant_config=quant_config, prefix="vision_model"
     )
+    model.language_model = nn.Identity()
     model.resampler_model = ernie45_vl.VariableResolutionResamplerModel(
         config.pixel_hidden_size, config.hidden_size, 2, 2, config=config, prefix="resampler_model"
     )
@@ -142,8 +145,11 @@ def load(model: Any, named: Iterator[tuple[str, Tensor]]) -> None:
 
 
 def graph_manager(model: Any, config: Any, budgets: list[int], max_items: int) -> Any:
-    """vLLM's real ``EncoderCudaGraphManager``. Only its capture is replaced: a replay runs the forward pass again on the
-    captured buffers, whose rows past the live ones are poisoned before."""
+    """vLLM's real ``EncoderCudaGraphManager``.
+
+    Only its capture is replaced: a replay runs the forward pass again on the captured buffers, whose rows past the live
+    ones are poisoned before.
+    """
     from vllm.config import MultiModalConfig
     from vllm.v1.worker import encoder_cudagraph
 
@@ -175,6 +181,22 @@ def graph_manager(model: Any, config: Any, budgets: list[int], max_items: int) -
     manager = CpuManager(namespace, torch.device("cpu"), torch.float32, model)
     manager.capture(graph_pool=None)
     return manager
+
+
+@contextmanager
+def log_lines() -> Iterator[list[str]]:
+    """What the plugin logs; vLLM's loggers do not propagate to pytest's."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    logger = logging.getLogger("vllm.ernie_vit")
+    level, logger.level = logger.level, logging.INFO
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.level = level
 
 
 def _replay(model: Any, values: dict[str, Tensor], output: Tensor) -> Callable[[], None]:
