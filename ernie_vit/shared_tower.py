@@ -119,8 +119,8 @@ class SharedTower:
             if "weights moved" in self.graphs.stats.fallbacks:
                 self.release()  # they stay unusable; capture() makes new ones
         metadata = prepare_encoder_metadata(frames, device=self.device)
-        hidden_states = self.tower(pixel_values, metadata, self.operators())
-        return hidden_states
+        rows: Tensor = self.tower(pixel_values, metadata, self.operators())
+        return rows
 
     def stats(self) -> dict[str, Any]:
         """``calls``, ``fallbacks`` by reason, and of the graphs ``replays`` and ``graph_fallbacks`` by reason."""

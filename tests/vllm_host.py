@@ -6,11 +6,11 @@ CPU build and finds the one operator that it looks up when a layer is built.
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,17 +36,26 @@ def pretend_cpu_build() -> None:
 
 
 @contextmanager
-def vllm_world() -> Iterator[Any]:
-    """A tensor-parallel group of one and a current ``VllmConfig``: what vLLM's layers need when they are built."""
+def vllm_world(folder: Path, rank: int = 0, size: int = 1) -> Iterator[Any]:
+    """A tensor-parallel group and a current ``VllmConfig``: what vLLM's layers need when they are built.
+
+    Args:
+        folder: where ``size`` processes meet.
+        rank: this process's among them.
+    """
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
     config = VllmConfig()
-    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(config):
+    with set_current_vllm_config(config):
         parallel_state.init_distributed_environment(
-            world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{folder}/rendezvous", backend="gloo"
+            world_size=size,
+            rank=rank,
+            local_rank=rank,
+            distributed_init_method=f"file://{folder}/rendezvous",
+            backend="gloo",
         )
-        parallel_state.initialize_model_parallel(1)
+        parallel_state.initialize_model_parallel(size)
         try:
             yield config
         finally:
@@ -99,29 +108,34 @@ def engine_config(**overrides: Any) -> Any:
     )
 
 
-def build_model(cls: type[nn.Module], *, seed: int = 0, quant_config: Any = None) -> Any:
-    """An instance of vLLM's model class with tower and resampler, loaded under the checkpoint's names, and without the
-    language model of 28 billion parameters."""
+def build_model(cls: type[nn.Module]) -> Any:
+    """An instance of vLLM's model class, without its language model of 28 billion parameters."""
+    model: Any = cls.__new__(cls)
+    fill_model(model)
+    return model
+
+
+def fill_model(model: Any) -> None:
+    """Build tower and resampler, and load them under the checkpoint's names."""
     from vllm.model_executor.models import ernie45_vl
 
     config = checkpoint_config()
-    model: Any = cls.__new__(cls)
     nn.Module.__init__(model)
     model.config = config
     model.vision_model = ernie45_vl.Ernie4_5_VisionTransformer(
-        config.vision_config, norm_eps=BLOCK_EPS, quant_config=quant_config, prefix="vision_model"
+        config.vision_config, norm_eps=BLOCK_EPS, prefix="vision_model"
     )
     model.language_model = nn.Identity()
     model.resampler_model = ernie45_vl.VariableResolutionResamplerModel(
         config.pixel_hidden_size, config.hidden_size, 2, 2, config=config, prefix="resampler_model"
     )
-    load(model, checkpoint(seed))
-    return model.eval().requires_grad_(False)
+    load(model, checkpoint())
+    model.eval().requires_grad_(False)
 
 
-def checkpoint(seed: int) -> Iterator[tuple[str, Tensor]]:
+def checkpoint() -> Iterator[tuple[str, Tensor]]:
     """Random vision tensors under the original checkpoint's names."""
-    source = small_model(seed).model
+    source = small_model().model
     for name, tensor in source.vision_tower.state_dict().items():
         yield f"vision_model.{name}", tensor
     for name, tensor in source.resampler_model.state_dict().items():
@@ -144,7 +158,7 @@ def load(model: Any, named: Iterator[tuple[str, Tensor]]) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def graph_manager(model: Any, config: Any, budgets: list[int], max_items: int) -> Any:
+def graph_manager(model: Any, config: Any, budgets: list[int], max_items: int, *, ranks: int = 1) -> Any:
     """vLLM's real ``EncoderCudaGraphManager``.
 
     Only its capture is replaced: a replay runs the forward pass again on the captured buffers, whose rows past the live
@@ -172,10 +186,11 @@ def graph_manager(model: Any, config: Any, budgets: list[int], max_items: int) -
     compilation = config.compilation_config
     compilation.encoder_cudagraph_token_budgets = budgets
     compilation.encoder_cudagraph_max_vision_items_per_batch = max_items
+    multimodal = MultiModalConfig(mm_encoder_tp_mode="data" if ranks > 1 else "weights")
     namespace = SimpleNamespace(
         compilation_config=compilation,
-        model_config=SimpleNamespace(multimodal_config=MultiModalConfig(), max_model_len=4096),
-        parallel_config=config.parallel_config,
+        model_config=SimpleNamespace(multimodal_config=multimodal, max_model_len=4096),
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
         scheduler_config=config.scheduler_config,
     )
     manager = CpuManager(namespace, torch.device("cpu"), torch.float32, model)

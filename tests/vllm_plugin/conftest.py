@@ -18,6 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def vllm_config() -> Iterator[Any]:
-    with vllm_world() as config:
+def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with vllm_world(tmp_path_factory.mktemp("world")) as config:
         yield config
