@@ -24,5 +24,7 @@ def warm_up(tower: VisionTower, ops: Operators) -> None:
             pixel_values = weight.new_zeros(rows, weight.shape[1])
             for max_seqlen in MAX_SEQLENS:
                 plan = plan_sequences([], max_sequences=1, max_seqlen_override=max_seqlen)
-                packed = torch.from_numpy(plan.packed).to(weight.device)
-                tower(pixel_values, unpack_metadata(packed, plan), ops)
+                metadata = unpack_metadata(torch.from_numpy(plan.packed).to(weight.device), plan)
+                tower(pixel_values, metadata, ops)
+            # the processor's rows are float32, whatever the tower's dtype; only the patch embedding sees them
+            tower.patch_embed(pixel_values.float(), metadata.num_rows, ops)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ernie_vit.kernels.dispatch import why_not_hopper
+from ernie_vit.kernels.dispatch import EARLY_ROWS, can_launch_early, why_not_hopper
 
 
 @dataclass(frozen=True)
@@ -243,11 +243,13 @@ def architecture(device: torch.device) -> str:
 
 
 def row_regimes(device: torch.device) -> tuple[int, ...]:
-    """The row counts up to which every linear keeps its tile on ``device``, ascending.
+    """The row counts up to which every linear and every small kernel keeps its variant on ``device``, ascending.
 
     A pass with room for each of these many rows, and one with room for more than the last, run every tile that a
     model of one dtype and shape can come to on the device.
     """
     if why_not_hopper(device, torch.bfloat16) is None:
-        return HOPPER_BOUNDS
-    return triton_regimes(architecture(device), float32=False).bounds
+        bounds = HOPPER_BOUNDS
+    else:
+        bounds = triton_regimes(architecture(device), float32=False).bounds
+    return tuple(sorted({*bounds, EARLY_ROWS})) if can_launch_early(device) else bounds

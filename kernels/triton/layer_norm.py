@@ -64,7 +64,7 @@ def _layer_norm_kernel(
 
 
 def blocks(width: int) -> tuple[int, int]:
-    """Columns of the two blocks that hold a row: the largest power of two, and one for the rest (1 if there is none)."""
+    """Columns of the two blocks that hold a row: the largest power of two, and one for the rest (1 if none is left)."""
     main = 1 << (width.bit_length() - 1)
     return main, max(triton.next_power_of_2(width - main), 1)
 
@@ -79,7 +79,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, num_rows: Tenso
     rows, width = x.shape
     unit = math.gcd(x.stride(0), 16)
     main, tail = blocks(width)
-    early = launches_early(x.device)
+    early = launches_early(x.device, rows)
     programs = persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR)
     with torch.cuda.device_of(x):
         _layer_norm_kernel[(programs,)](

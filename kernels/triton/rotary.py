@@ -143,7 +143,7 @@ def launch_apply(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
     half = head_dim // 2
     unit = math.gcd(half, qkv.stride(0), 8)
     block = PAIRS // triton.next_power_of_2(unit)
-    early = launches_early(qkv.device)
+    early = launches_early(qkv.device, rows)
     programs = persistent_programs(
         triton.cdiv(rows * 2 * heads * half // unit, block),
         qkv.device,

@@ -10,6 +10,7 @@ from triton.backends.compiler import GPUTarget
 
 from ernie_vit.kernels import compilation
 from ernie_vit.kernels.compilation import compilations
+from ernie_vit.kernels.dispatch import EARLY_ROWS
 from ernie_vit.kernels.layer_norm import layer_norm
 from ernie_vit.kernels.rotary import apply_rotary, rotary_table
 
@@ -79,6 +80,7 @@ def small_kernels(rows: int, live: int, sequences: int) -> None:
 @pytest.mark.gpu
 def test_no_input_compiles_after_the_first() -> None:
     small_kernels(64, 48, 3)
+    small_kernels(EARLY_ROWS + 1, 48, 3)  # no early launch
     before = compilations()
     for rows, live, sequences in [(1, 0, 1), (4, 4, 1), (16, 16, 4), (17, 8, 2), (4096, 1000, 64), (20000, 20000, 7)]:
         small_kernels(rows, live, sequences)

@@ -36,6 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     def forget() -> None:
         dispatch.why_not_triton.cache_clear()
         dispatch.why_not_hopper.cache_clear()
+        dispatch.can_launch_early.cache_clear()
 
     yield pretend
     monkeypatch.undo()
@@ -107,6 +108,19 @@ def test_cpu_runs_kernels_only_interpreted(machine: Machine) -> None:
 def test_other_devices_run_neither(machine: Machine) -> None:
     machine()
     assert dispatch.why_not_triton(torch.device("meta")) == "the device is meta, not CUDA"
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "early"),
+    [((9, 0), None, True), ((10, 0), None, True), ((12, 0), None, True), ((8, 9), None, False), ((9, 4), "6.4", False)],
+)
+def test_small_kernels_start_early_up_to_a_bound(
+    machine: Machine, capability: tuple[int, int], hip: str | None, early: bool
+) -> None:
+    machine(capability=capability, hip=hip)
+    assert dispatch.launches_early(GPU, dispatch.EARLY_ROWS) is early
+    assert not dispatch.launches_early(GPU, dispatch.EARLY_ROWS + 1)
+    assert not dispatch.launches_early(CPU, 1)
 
 
 def test_references_need_neither_triton_nor_a_gpu() -> None:
