@@ -68,20 +68,17 @@ def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 @cache
-def can_launch_early(device: torch.device) -> bool:
-    """Whether kernels on ``device`` can start before the kernel before them has ended, as on Hopper and newer."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def launches_early(device: torch.device, rows: int) -> bool:
-    """Whether a small kernel on ``rows`` rows may start before the kernel before it has ended: Hopper and newer.
+def launches_early(device: torch.device) -> bool:
+    """Whether kernels on ``device`` may start before the kernel before them has ended, as Hopper and newer can.
 
     Such a kernel (programmatic dependent launch) lets the next one start at once, and waits for the one before
     (``gdc_wait``) before it reads or writes what another kernel writes or reads. Every program waits: a kernel that
-    has waited for this one has then waited for all before it.
-
-    Args:
-        device: where it runs.
-        rows: that the call has room for. A kernel that does not start early begins when all before it have ended.
+    has waited for this one has then waited for all before it. A kernel that does not start early begins when all
+    before it have ended.
     """
-    return rows <= EARLY_ROWS and can_launch_early(device)
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def small_kernel_launches_early(device: torch.device, rows: int) -> bool:
+    """The same for layer norm and rotary, with room for ``rows`` rows."""
+    return rows <= EARLY_ROWS and launches_early(device)

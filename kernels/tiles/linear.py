@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ernie_vit.kernels.dispatch import EARLY_ROWS, can_launch_early, why_not_hopper
+from ernie_vit.kernels.dispatch import EARLY_ROWS, launches_early, why_not_hopper
 
 
 @dataclass(frozen=True)
@@ -252,4 +252,4 @@ def row_regimes(device: torch.device) -> tuple[int, ...]:
         bounds = HOPPER_BOUNDS
     else:
         bounds = triton_regimes(architecture(device), float32=False).bounds
-    return tuple(sorted({*bounds, EARLY_ROWS})) if can_launch_early(device) else bounds
+    return tuple(sorted({*bounds, EARLY_ROWS})) if launches_early(device) else bounds

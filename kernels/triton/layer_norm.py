@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ernie_vit.kernels.dispatch import launches_early
+from ernie_vit.kernels.dispatch import small_kernel_launches_early
 from ernie_vit.kernels.triton.grid import persistent_programs
 
 # One warp a row: the sums are shuffles, without a barrier, and the programs in flight hide the loads.
@@ -79,7 +79,7 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, num_rows: Tenso
     rows, width = x.shape
     unit = math.gcd(x.stride(0), 16)
     main, tail = blocks(width)
-    early = launches_early(x.device, rows)
+    early = small_kernel_launches_early(x.device, rows)
     programs = persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR)
     with torch.cuda.device_of(x):
         _layer_norm_kernel[(programs,)](

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ernie_vit.kernels.dispatch import launches_early
+from ernie_vit.kernels.dispatch import small_kernel_launches_early
 from ernie_vit.kernels.triton.grid import persistent_programs
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -143,7 +143,7 @@ def launch_apply(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
     half = head_dim // 2
     unit = math.gcd(half, qkv.stride(0), 8)
     block = PAIRS // triton.next_power_of_2(unit)
-    early = launches_early(qkv.device, rows)
+    early = small_kernel_launches_early(qkv.device, rows)
     programs = persistent_programs(
         triton.cdiv(rows * 2 * heads * half // unit, block),
         qkv.device,

@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     def forget() -> None:
         dispatch.why_not_triton.cache_clear()
         dispatch.why_not_hopper.cache_clear()
-        dispatch.can_launch_early.cache_clear()
+        dispatch.launches_early.cache_clear()
 
     yield pretend
     monkeypatch.undo()
@@ -118,9 +118,9 @@ def test_small_kernels_start_early_up_to_a_bound(
     machine: Machine, capability: tuple[int, int], hip: str | None, early: bool
 ) -> None:
     machine(capability=capability, hip=hip)
-    assert dispatch.launches_early(GPU, dispatch.EARLY_ROWS) is early
-    assert not dispatch.launches_early(GPU, dispatch.EARLY_ROWS + 1)
-    assert not dispatch.launches_early(CPU, 1)
+    assert dispatch.small_kernel_launches_early(GPU, dispatch.EARLY_ROWS) is early
+    assert not dispatch.small_kernel_launches_early(GPU, dispatch.EARLY_ROWS + 1)
+    assert not dispatch.small_kernel_launches_early(CPU, 1)
 
 
 def test_references_need_neither_triton_nor_a_gpu() -> None:
