@@ -1,6 +1,6 @@
 """The encoder: images in, image tokens out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ernie_vit.model.tower import VisionTower
 from ernie_vit.model.warm_up import warm_up
 
 if TYPE_CHECKING:
-    from ernie_vit.model.images import Image
+    from ernie_vit.model.images import ImageLike
 
 INIT_STD = 0.02  # transformers' initializer_range of this model
 
@@ -233,7 +233,7 @@ class ErnieVisionEncoder(nn.Module):
         return tokens
 
     def encode(
-        self, images: "Sequence[Image]", *, min_pixels: int | None = None, max_pixels: int | None = None
+        self, images: "Sequence[ImageLike]", *, min_pixels: int | None = None, max_pixels: int | None = None
     ) -> list[Tensor]:
         """Encode images: PIL images, paths or ``[height, width, 3]`` uint8 arrays.
 
@@ -246,7 +246,7 @@ class ErnieVisionEncoder(nn.Module):
         return list(tokens.split(metadata.tokens_per_item))
 
     def encode_video(
-        self, frames: "Sequence[Image]", *, min_pixels: int | None = None, max_pixels: int | None = None
+        self, frames: "Sequence[ImageLike]", *, min_pixels: int | None = None, max_pixels: int | None = None
     ) -> Tensor:
         """Encode the frames of one video, all of one size; an odd number is completed by repeating the last one.
 
@@ -260,7 +260,7 @@ class ErnieVisionEncoder(nn.Module):
         return tokens
 
     def preprocess(
-        self, images: "Sequence[Image]", *, min_pixels: int | None = None, max_pixels: int | None = None
+        self, images: "Sequence[ImageLike]", *, min_pixels: int | None = None, max_pixels: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """transformers' image processor: ``pixel_values`` float32 ``[patches, 588]`` and ``grid_thw`` int64, on the CPU.
 
@@ -334,6 +334,13 @@ class ErnieVisionEncoder(nn.Module):
         if self._graphs is not None:
             self._graphs.release()
             self._graphs = None
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "ErnieVisionEncoder":
+        # .to(), .half() and the like: graphs of weights that moved must not keep the old ones' memory
+        super()._apply(fn, recurse)
+        if self._graphs is not None:
+            self._graphs.check_weights()
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has weights of its own, so the graphs are not its graphs

@@ -28,6 +28,8 @@ from ernie_vit.model.tower import VisionTower
 
 logger = logging.getLogger(__name__)
 
+WEIGHTS_MOVED = "weights moved"
+
 
 class GraphRunner:
     """The captured tower of one encoder. Calls from several threads and streams follow one another.
@@ -64,6 +66,7 @@ class GraphRunner:
         self._inputs: dict[Capacity, GraphInputs] = {}
         self._recordings: dict[Capacity, Recording] = {}
         self._staging: StagingRing | None = None
+        self._released: str | None = None  # why there are no graphs any more
         with self._on_device():
             try:
                 self._allocate()
@@ -86,8 +89,21 @@ class GraphRunner:
                 self.stats.count_fallback(obstacle)
                 return None
             sizes = grid_thw if isinstance(grid_thw, tuple) else item_sizes(grid_thw)
+            call = plan_call(sizes, self.capacities)
             with torch.no_grad():
-                return self._run(pixel_values, plan_call(sizes, self.capacities))
+                tokens = self._run(pixel_values, call)
+            # Asked while the device computes, for it takes longer than the launch. The graphs' own weights are kept
+            # until here, so a replay on old ones reads memory that is still theirs; its tokens go no further.
+            if self._drop_if_moved():
+                self.stats.count_fallback(WEIGHTS_MOVED)
+                return None
+            self._count(call.chunks)
+            return tokens
+
+    def check_weights(self) -> None:
+        """Drop the graphs, and with them the memory of their weights, if the weights have moved."""
+        with self._lock:
+            self._drop_if_moved()
 
     def release(self) -> None:
         """Give the graphs' and buffers' memory back; later calls run eagerly."""
@@ -96,8 +112,8 @@ class GraphRunner:
 
     def _obstacle(self, pixel_values: Tensor) -> str | None:
         """Why a call cannot be replayed now, or None."""
-        if not self._inputs:
-            return "graphs released"
+        if self._released is not None:
+            return self._released
         if self._tower.training:
             return "training mode"
         if torch.is_autocast_enabled(self._device.type):
@@ -108,29 +124,33 @@ class GraphRunner:
             return "inside another capture"
         if torch.is_grad_enabled() and (pixel_values.requires_grad or self._weights.want_gradient()):
             return "gradient needed"
-        if self._weights.moved():
+        return None
+
+    def _drop_if_moved(self) -> bool:
+        moved = self._released is None and self._weights.moved()
+        if moved:
             logger.warning(
                 "ernie-vit: the tower's weights have moved; its graphs are dropped, capture() makes new ones"
             )
-            self._release()
-            return "weights moved"
-        return None
+            self._release(WEIGHTS_MOVED)
+        return moved
 
     def _run(self, pixel_values: Tensor, call: CallPlan) -> Tensor:
         if self._last_use is not None:
             torch.cuda.current_stream().wait_event(self._last_use)
-        if call.capacity is not None:
-            # the tokens' rows travel with the plan, the hidden rows stay where they are
-            inputs = self._inputs[call.capacity]
-            hidden_states = self._replay(pixel_values, call.whole, inputs)
-            temporal_rows = inputs.temporal_rows(call.whole)
-        else:
-            hidden_states = self._gather(pixel_values, call)
-            temporal_rows = self._to_device(call.whole).temporal_rows
-        tokens: Tensor = self._resampler(hidden_states, temporal_rows)
-        self._mark_use()
-        self._count(call.chunks)
-        return tokens
+        try:
+            if call.capacity is not None:
+                # the tokens' rows travel with the plan, the hidden rows stay where they are
+                inputs = self._inputs[call.capacity]
+                hidden_states = self._replay(pixel_values, call.whole, inputs)
+                temporal_rows = inputs.temporal_rows(call.whole)
+            else:
+                hidden_states = self._gather(pixel_values, call)
+                temporal_rows = self._to_device(call.whole).temporal_rows
+            tokens: Tensor = self._resampler(hidden_states, temporal_rows)
+            return tokens
+        finally:
+            self._mark_use()
 
     def _gather(self, pixel_values: Tensor, call: CallPlan) -> Tensor:
         """The hidden rows of several graphs, and of frames that no graph holds."""
@@ -170,12 +190,14 @@ class GraphRunner:
                 )
         return self._recordings[capacity]
 
-    def _release(self) -> None:
+    def _release(self, reason: str = "graphs released") -> None:
+        self._released = reason
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         for recording in self._recordings.values():
             recording.release()
         self._recordings.clear()
+        self._weights.let_go()
         self._inputs.clear()
         self._staging = None
         self.stats.memory_bytes = 0

@@ -7,9 +7,9 @@ from ernie_vit.model.tower import VisionTower
 
 
 class WeightWatch:
-    """Remembers where a tower's weights are; made when the graphs are.
+    """Remembers where a tower's weights are, and keeps their memory; made when the graphs are.
 
-    A call asks it before every replay, so it walks plain dictionaries and stays under 100 microseconds for 32 blocks.
+    Every call asks it, so it walks plain dictionaries.
     """
 
     def __init__(self, tower: VisionTower, resampler: Resampler) -> None:
@@ -18,10 +18,15 @@ class WeightWatch:
         self._parameters = [module._parameters for module in tower.modules() if module._parameters]
         self._resampler_parameters = [module._parameters for module in resampler.modules() if module._parameters]
         self._where = self._fingerprint()
+        self._kept = [parameter.detach() for parameter in tower.parameters()]
 
     def moved(self) -> bool:
         """Whether a weight lies elsewhere, has another dtype, or a module was replaced. In-place edits move nothing."""
         return self._fingerprint() != self._where
+
+    def let_go(self) -> None:
+        """Keep the captured weights' memory no longer."""
+        self._kept.clear()
 
     def want_gradient(self) -> bool:
         """Whether a parameter asks for a gradient. The resampler's count: it reads what the next replay overwrites."""

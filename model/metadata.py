@@ -85,8 +85,10 @@ class EncoderMetadata:
         return [max(frames // 2, 1) * height * width // 4 for frames, height, width in self.grid_thw]
 
 
-def read_grid(grid_thw: Grid) -> npt.NDArray[np.int64]:
-    """Check the items' sizes: ``[items, 3]`` of frames, height and width in patches.
+# torch.compile runs this, and prepare_encoder_metadata, while it traces; its guards on the sizes trace others anew.
+@torch.compiler.assume_constant_result
+def item_sizes(grid_thw: Grid) -> Sizes:
+    """Check the items' sizes: frames, height and width in patches of each image or video, as plain integers.
 
     A tensor on a GPU is read back, which waits for that GPU; keep grids on the host.
 
@@ -95,32 +97,16 @@ def read_grid(grid_thw: Grid) -> npt.NDArray[np.int64]:
         ValueError: the shape is another, a size is not positive, a height or width is odd, or a video has an odd number
             of frames above one (a token takes two frames; nothing is dropped without a word).
     """
-    grid = np.asarray(grid_thw.tolist() if isinstance(grid_thw, Tensor) else grid_thw)
-    if grid.size == 0:
-        return np.zeros((0, 3), np.int64)
-    if not np.issubdtype(grid.dtype, np.integer):
-        raise TypeError(f"grid_thw: expected integers, got {grid.dtype}")
-    if grid.ndim != 2 or grid.shape[1] != 3:
-        raise ValueError(f"grid_thw: expected shape [items, 3] of frames, height, width, got {list(grid.shape)}")
-    frames, sides = grid[:, 0], grid[:, 1:]
-    _refuse(grid, (grid < 1).any(axis=1), "positive sizes")
-    _refuse(grid, (sides % 2).any(axis=1), "an even height and width (a token takes 2x2 patches)")
-    _refuse(grid, (frames > 1) & (frames % 2 == 1), "one frame or an even number of them (a token takes two)")
-    return grid.astype(np.int64)
-
-
-# torch.compile runs this, and prepare_encoder_metadata, while it traces; its guards on the sizes trace others anew.
-@torch.compiler.assume_constant_result
-def item_sizes(grid_thw: Grid) -> Sizes:
-    """The items' sizes as plain integers; errors as :func:`read_grid`."""
-    return tuple((frames, height, width) for frames, height, width in read_grid(grid_thw).tolist())
+    rows = grid_thw.tolist() if isinstance(grid_thw, (Tensor, np.ndarray)) else grid_thw
+    return tuple(_item_size(item, row) for item, row in enumerate(rows))
 
 
 def plan_sequences(
     grid_thw: Grid, *, max_sequences: int | None = None, max_seqlen_override: int | None = None
 ) -> EncoderPlan:
     """The host's part of :func:`prepare_encoder_metadata`; same arguments and errors."""
-    grid = read_grid(grid_thw)
+    sizes = item_sizes(grid_thw)
+    grid = np.array(sizes, np.int64).reshape(-1, 3)
     frames, height, width = grid.T
     tokens_per_frame = height * width // 4
     lengths = np.repeat(4 * tokens_per_frame, frames)  # a frame is a sequence
@@ -159,7 +145,7 @@ def plan_sequences(
         num_frames=len(lengths),
         num_patches=num_patches,
         num_tokens=num_tokens,
-        grid_thw=tuple(map(tuple, grid.tolist())),
+        grid_thw=sizes,
     )
 
 
@@ -219,7 +205,7 @@ def prepare_encoder_metadata(
 
     Raises:
         TypeError: ``grid_thw`` holds no integers.
-        ValueError: a size cannot be encoded (see :func:`read_grid`), there are more frames than ``max_sequences``, or
+        ValueError: a size cannot be encoded (see :func:`item_sizes`), there are more frames than ``max_sequences``, or
             ``max_seqlen_override`` is below the longest sequence.
     """
     plan = plan_sequences(grid_thw, max_sequences=max_sequences, max_seqlen_override=max_seqlen_override)
@@ -248,10 +234,22 @@ def _fill_temporal_rows(
         row[:] = np.repeat(frame_start[frame], pair_tokens) + inside
 
 
-def _refuse(grid: npt.NDArray[np.integer], wrong: npt.NDArray[np.bool_], expected: str) -> None:
-    if wrong.any():
-        item = int(wrong.argmax())
-        raise ValueError(f"grid_thw: expected {expected}, got {grid[item].tolist()} for item {item}")
+def _item_size(item: int, row: Sequence[int]) -> tuple[int, int, int]:
+    if not isinstance(row, (Sequence, np.ndarray, Tensor)) or len(row) != 3:
+        raise ValueError(f"grid_thw: expected shape [items, 3] of frames, height, width, got {row} for item {item}")
+    if not all(type(size) is int or isinstance(size, np.integer) for size in row):  # a bool is an int too
+        raise TypeError(f"grid_thw: expected integers, got {row} for item {item}")
+    frames, height, width = map(int, row)
+    expected = None
+    if min(frames, height, width) < 1:
+        expected = "positive sizes"
+    elif height % 2 or width % 2:
+        expected = "an even height and width (a token takes 2x2 patches)"
+    elif frames > 1 and frames % 2:
+        expected = "one frame or an even number of them (a token takes two)"
+    if expected is not None:
+        raise ValueError(f"grid_thw: expected {expected}, got {[frames, height, width]} for item {item}")
+    return frames, height, width
 
 
 def _round_up(size: int) -> int:
