@@ -250,6 +250,8 @@ class ErnieVisionEncoder(nn.Module):
     ) -> Tensor:
         """Encode the frames of one video, all of one size; an odd number is completed by repeating the last one.
 
+        ``min_pixels`` and ``max_pixels`` bound a frame's area; default: transformers' limits of video frames.
+
         Returns:
             ``[tokens, text_hidden_size]``.
         """
@@ -262,7 +264,7 @@ class ErnieVisionEncoder(nn.Module):
     def preprocess(
         self, images: "Sequence[ImageLike]", *, min_pixels: int | None = None, max_pixels: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """transformers' image processor: ``pixel_values`` float32 ``[patches, 588]`` and ``grid_thw`` int64, on the CPU.
+        """transformers' image processor: ``pixel_values`` float32 ``[patches, 588]``, ``grid_thw`` int64, on the CPU.
 
         ``min_pixels`` and ``max_pixels`` bound an image's area after resizing; default: the processor's own.
         """
@@ -304,8 +306,7 @@ class ErnieVisionEncoder(nn.Module):
             lazy: capture each graph when a call first needs it. In that order they share less memory.
 
         Raises:
-            ValueError: a limit or capacity is impossible (it is named), or not all of the tower is computed by Triton on
-                a GPU.
+            ValueError: a limit or capacity is impossible (it is named), or Triton does not compute all of the tower.
             torch.OutOfMemoryError: there is not enough memory; everything is given back, a smaller capture may follow.
         """
         if self.backend != "triton" or "torch" in self._stages.values():
@@ -357,7 +358,7 @@ class ErnieVisionEncoder(nn.Module):
         expected = (num_patches, self.config.patch_width)
         if pixel_values.shape != expected:
             raise ValueError(
-                f"pixel_values: expected shape {list(expected)}, as the items' sizes say, got {list(pixel_values.shape)}"
+                f"pixel_values: expected shape {list(expected)} by the items' sizes, got {list(pixel_values.shape)}"
             )
         if pixel_values.device != self.device:
             raise ValueError(f"pixel_values: expected a tensor on {self.device}, got one on {pixel_values.device}")
