@@ -25,7 +25,14 @@ from torch import Tensor
 
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_tensor, refuse_gradient
-from ernie_vit.kernels.tiles.attention import HopperTile, architecture, attention_tile, plain_tile, work_list_shape
+from ernie_vit.kernels.tiles.attention import (
+    HopperTile,
+    PlainTile,
+    architecture,
+    attention_tile,
+    plain_tile,
+    work_list_shape,
+)
 
 HEAD_DIMS = range(16, 129, 8)
 
@@ -123,7 +130,7 @@ def attention_work_list_ref(
     _check_sizes(max_seqlen, head_dim, dtype)
     offsets = cu_seqlens.tolist()
     _check_offsets(offsets, num_rows, max_seqlen)
-    tile_rows = attention_tile(cu_seqlens.device, dtype, head_dim, num_rows, max_seqlen).rows
+    tile_rows = _tile(cu_seqlens, dtype, head_dim, num_rows, max_seqlen).rows
     longest_first = sorted(pairwise(offsets), key=lambda sequence: sequence[0] - sequence[1])
     items = [
         (row, first, end, head)
@@ -175,6 +182,16 @@ def _check_offsets(offsets: Sequence[int], num_rows: int, max_seqlen: int) -> No
         raise ValueError(f"max_seqlen: expected at least the longest sequence's {longest} rows, got {max_seqlen}")
 
 
+def _tile(
+    cu_seqlens: Tensor, dtype: torch.dtype, head_dim: int, num_rows: int, max_seqlen: int
+) -> PlainTile | HopperTile:
+    """The tile by what the host knows. A work list's maker and its user ask here, so that they agree on it."""
+    num_sequences = cu_seqlens.shape[0] - 1
+    return attention_tile(
+        cu_seqlens.device, dtype, head_dim, num_rows=num_rows, max_seqlen=max_seqlen, num_sequences=num_sequences
+    )
+
+
 def _on_device(device: torch.device) -> AbstractContextManager[None]:
     """The context to launch in, with ``device`` the current one."""
     reason = dispatch.why_not_triton(device)
@@ -208,7 +225,7 @@ def _run_work_list(
 ) -> Tensor:
     if cu_seqlens.device.type == "cpu":
         _check_offsets(cu_seqlens.tolist(), num_rows, max_seqlen)
-    tile = attention_tile(cu_seqlens.device, dtype, head_dim, num_rows, max_seqlen)
+    tile = _tile(cu_seqlens, dtype, head_dim, num_rows, max_seqlen)
     with _on_device(cu_seqlens.device):
         return _make_work_list(cu_seqlens, num_rows, num_heads, tile.rows)
 
@@ -217,7 +234,7 @@ def _run_work_list(
 def _fake_work_list(
     cu_seqlens: Tensor, num_rows: int, max_seqlen: int, num_heads: int, head_dim: int, dtype: torch.dtype
 ) -> Tensor:
-    tile = attention_tile(cu_seqlens.device, dtype, head_dim, num_rows, max_seqlen)
+    tile = _tile(cu_seqlens, dtype, head_dim, num_rows, max_seqlen)
     return cu_seqlens.new_empty(work_list_shape(num_rows, cu_seqlens.shape[0] - 1, num_heads, tile.rows))
 
 
@@ -228,7 +245,7 @@ def _run(
     rows, heads, head_dim = q.shape
     if q.device.type == "cpu":
         _check_offsets(cu_seqlens.tolist(), rows, max_seqlen)
-    tile = attention_tile(q.device, q.dtype, head_dim, rows, max_seqlen)
+    tile = _tile(cu_seqlens, q.dtype, head_dim, rows, max_seqlen)
     shape = work_list_shape(rows, cu_seqlens.shape[0] - 1, heads, tile.rows)
     if work_list is not None and tuple(work_list.shape) != shape:
         raise ValueError(

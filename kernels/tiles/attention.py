@@ -4,7 +4,7 @@ The number of keys that a step takes is part of a row's rounding, so it is one n
 and head_dim: a tile's height may then follow the load without a change of a bit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,6 +33,7 @@ class HopperTile:
     persistent: bool  # one program walks over many items; else one program an item
     programs: int  # resident on a multiprocessor at once
     maxnreg: int | None  # registers a thread at entry; None: as many as the threads leave
+    early: bool  # may start before the kernel before has ended
 
     @property
     def rows(self) -> int:
@@ -41,33 +42,60 @@ class HopperTile:
 
 # A Gluon tile is shipped after a soak of thousands of launches on poisoned outputs (bench/soak_attention.py), for bf16
 # and fp16. One of 64 keys a step with maxnreg=80 had passed single checks and was wrong in nearly every launch.
-HOPPER_SHORT = HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120)
-HOPPER_MIDDLE = HopperTile(warpgroups=3, turns=True, persistent=True, programs=1, maxnreg=None)
-HOPPER_LONG = HopperTile(warpgroups=3, turns=True, persistent=False, programs=1, maxnreg=None)
-HOPPER_TILES = (HOPPER_SHORT, HOPPER_MIDDLE, HOPPER_LONG)
+HOPPER_SHORT = HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120, early=True)
+HOPPER_MANY_SHORT = replace(HOPPER_SHORT, early=False)
+HOPPER_ONE_ROUND = HopperTile(warpgroups=3, turns=True, persistent=False, programs=1, maxnreg=None, early=True)
+HOPPER_TWO_ROUNDS = HopperTile(warpgroups=2, turns=True, persistent=True, programs=1, maxnreg=None, early=True)
+HOPPER_MIDDLE = HopperTile(warpgroups=3, turns=True, persistent=True, programs=1, maxnreg=None, early=False)
+HOPPER_LONG = replace(HOPPER_ONE_ROUND, early=False)
+HOPPER_TILES = (HOPPER_SHORT, HOPPER_MANY_SHORT, HOPPER_ONE_ROUND, HOPPER_TWO_ROUNDS, HOPPER_MIDDLE, HOPPER_LONG)
+
+# Where the Gluon tile changes: the last number of rows, and the greatest max_seqlen, before each change. Numbers of
+# sequences on either side of the third change, at any number of rows below three million.
+ROW_BOUNDS = (1024, 1536, 2048)
+SEQLEN_BOUNDS = (256, 2048)
+SEQUENCE_COUNTS = (1, 4096)
 
 
-def hopper_tile(num_rows: int, max_seqlen: int) -> HopperTile:
-    """The Gluon tile. Microseconds on an H200 (700 W, triton 3.6.0), 16 heads, bf16, best kernel of each kind:
+def hopper_tile(num_rows: int, max_seqlen: int, num_sequences: int) -> HopperTile:
+    """The Gluon tile for ``num_rows`` rows in at most ``num_sequences`` sequences (capacities, as the host knows them).
 
-    ==========  ===========================  =====================  ================================
-    sequences   one warpgroup, an item each  three, persistent      three, an item each
-    ==========  ===========================  =====================  ================================
-    256         5.2                                                 8.9
-    1,296       33                                                  24.0
-    16,384                                   8 % above an item each 2,515
-    16 x 256    25.7
-    8 x 1,296                                154                    161
-    ==========  ===========================  =====================  ================================
+    Time goes with rounds: ``ceil(items / 132)`` on 132 multiprocessors, or / 264 with two programs on each. A round
+    takes 56 us for 4,096 keys by three warpgroups, 44 by two, 52 by two programs of one (H200, 700 W, triton 3.6.0,
+    bf16). So for one sequence and 16 heads, at the end of each range:
 
-    One warpgroup: its 64-row items of 16 heads and 1,024 rows still run all at once, two on each of 132
-    multiprocessors, and 192-row tiles waste a third of 256-row sequences. Persistent programs pay nothing for items
-    that a capacity allows for and a batch has not; a program an item leaves more registers to the inner loop, which
-    long sequences need. One warpgroup has registers to spare, so it is persistent.
+    ============  ==================  =======  ================
+    rows up to    one warpgroup, x 2  two      three
+    ============  ==================  =======  ================
+    1,024         52                  44       56
+    1,536         104                 88       56
+    2,048         104                 88       112
+    3,072         156                 132      112
+    4,608         260                 220      168
+    ============  ==================  =======  ================
+
+    Up to 1,024 rows one warpgroup's shorter start decides (256 rows: 5.2 us, three warpgroups 8.9), and 192-row items
+    waste a third of sequences of 256 rows. Above 2,048 the rounds are many, and three warpgroups cost least a row.
+
+    One program an item is balanced by the hardware as items end, where long and shorter sequences are mixed; but
+    each program that a capacity allows for and a batch has not costs 6 ns. Persistent programs pay nothing for those,
+    and their items overlap at the ends (8 x 1,296: 154 us, an item each 161). So an item each is for one round and
+    for long sequences, and for few: at most a quarter more programs than full items, and one a multiprocessor.
+
+    An early launch pays for small inputs, where the start is a part of the time that counts.
     """
-    if num_rows <= 1024 or max_seqlen <= 256:
+    one_warpgroup, one_round, two_rounds = ROW_BOUNDS
+    short, middle = SEQLEN_BOUNDS
+    few = num_sequences <= num_rows // (4 * 192) + 8
+    if num_rows <= one_warpgroup:
         return HOPPER_SHORT
-    return HOPPER_MIDDLE if max_seqlen <= 2048 else HOPPER_LONG
+    if max_seqlen <= short:
+        return HOPPER_MANY_SHORT
+    if num_rows <= one_round:
+        return HOPPER_ONE_ROUND if few else HOPPER_MIDDLE
+    if num_rows <= two_rounds:
+        return HOPPER_TWO_ROUNDS
+    return HOPPER_LONG if few and max_seqlen > middle else HOPPER_MIDDLE
 
 
 # Bytes of the dtype -> the plain kernel's tile, on a GPU that nobody measured yet: K and V of num_stages steps stay
@@ -99,14 +127,11 @@ def architecture(device: torch.device) -> str:
 
 
 def attention_tile(
-    device: torch.device, dtype: torch.dtype, head_dim: int, num_rows: int, max_seqlen: int
+    device: torch.device, dtype: torch.dtype, head_dim: int, *, num_rows: int, max_seqlen: int, num_sequences: int
 ) -> PlainTile | HopperTile:
-    """The tile for ``num_rows`` rows (a capacity) in sequences of at most ``max_seqlen``; host facts only.
-
-    Both the maker of a work list and its user ask here, so that they agree on the height of an item.
-    """
+    """The tile for ``num_rows`` rows (a capacity) in ``num_sequences`` sequences of at most ``max_seqlen``."""
     if head_dim == HOPPER_HEAD_DIM and dispatch.why_not_hopper(device, dtype) is None:
-        return hopper_tile(num_rows, max_seqlen)
+        return hopper_tile(num_rows, max_seqlen, num_sequences)
     return plain_tile(architecture(device), dtype)
 
 

@@ -5,7 +5,16 @@ import random
 import pytest
 import torch
 from accuracy import assert_within_budget, relative_error
-from attention_cases import NAN, assert_accurate, backends, fused, offsets, with_tile
+from attention_cases import (
+    NAN,
+    assert_accurate,
+    backends,
+    exact_attention,
+    fused,
+    offsets,
+    plain_attention,
+    with_tile,
+)
 
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention, attention_ref, attention_work_list
@@ -52,7 +61,7 @@ def test_every_tile_and_untouched_rows(device, dtype):
     for x in (q, k, v):
         x[300:] = NAN
     cu_seqlens = offsets(lengths, device)
-    plain, exact = (attention_ref(*(x.to(t) for x in (q, k, v)), cu_seqlens, 256) for t in (dtype, torch.float64))
+    plain, exact = (f(q, k, v, cu_seqlens, 256) for f in (plain_attention, exact_attention))
     for tiles in backends(device, dtype):
         for tile in tiles:
             out = with_tile(tile, q, k, v, cu_seqlens, torch.full(q.shape, 7.0, dtype=dtype, device=device))
@@ -250,6 +259,6 @@ def test_tests_can_fail(device):
     q, k, v = fused(sum(RAGGED), device)
     cu_seqlens = offsets(RAGGED, device)
     out = attention(q, k, v, cu_seqlens, 300)
-    exact = attention_ref(q.double(), k.double(), v.double(), cu_seqlens, 300)
+    plain, exact = (f(q, k, v, cu_seqlens, 300) for f in (plain_attention, exact_attention))
     out[299] = 0
-    assert relative_error(out, exact) > 2 * relative_error(attention_ref(q, k, v, cu_seqlens, 300), exact)
+    assert relative_error(out, exact) > 2 * relative_error(plain, exact)
