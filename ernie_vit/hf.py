@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from ernie_vit.model.config import ErnieVisionConfig
 from ernie_vit.model.operators import Backend
 from ernie_vit.shared_tower import Mismatch, SharedTower
 
@@ -41,11 +42,11 @@ def patch(model: nn.Module, *, backend: Literal["auto"] | Backend = "auto", grap
                 tower,
                 num_heads=tower.blocks[0].attn.num_heads,
                 scale=tower.blocks[0].attn.scaling,
-                rope_theta=tower.config.rope_parameters["rope_theta"],
+                rope_theta=_rope_theta(tower.config),
                 why_not_linear=_why_not_linear,
                 backend=backend,
             )
-        except (AttributeError, KeyError, Mismatch) as error:
+        except (AttributeError, Mismatch) as error:
             raise ValueError(f"model: cannot patch the tower of transformers {_version()}: {error}") from error
         slot = _slot(tower)
         setattr(tower, slot, _Forward(tower, getattr(tower, slot), slot in tower.__dict__, shared, graphs).forward)
@@ -148,6 +149,12 @@ def _patched(tower: nn.Module) -> _Forward | None:
 
 def _why_not_linear(module: nn.Module) -> str | None:
     return None if type(module) is nn.Linear else f"expected a plain Linear, got {type(module).__name__}"
+
+
+def _rope_theta(config: Any) -> float:
+    """transformers 5.3 states none: its tower has the default. The frequencies are checked in any case."""
+    theta: float = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", ErnieVisionConfig.rope_theta)
+    return theta
 
 
 def _version() -> str:
