@@ -6,7 +6,7 @@ themselves: no weight is copied, an update reaches both, and each norm keeps the
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -68,7 +68,7 @@ class SharedTower:
         self._backend = backend
         self._leaves = [(host.get_submodule(name), leaf, module) for name, leaf, module in _leaves(self.tower)]
         self._parameters = [module._parameters for _, _, module in self._leaves]
-        self._known: list[Tensor | None] = []
+        self._known: Sequence[Tensor | None] = ()
         self._known_device: torch.device | None = None
         self._scattered = False
 
@@ -102,7 +102,7 @@ class SharedTower:
         chosen, reason = choose_backend(self._backend, weight.device, weight.dtype)
         return reason if self._backend == "auto" and chosen == "torch" else None
 
-    def _are_scattered(self, parameters: list[Tensor | None], device: torch.device) -> bool:
+    def _are_scattered(self, parameters: Sequence[Tensor | None], device: torch.device) -> bool:
         """Whether weights are offloaded or elsewhere. Looks again when one was replaced or the tower has moved."""
         known = len(parameters) == len(self._known) and all(map(operator.is_, parameters, self._known))
         if not known or device != self._known_device:
