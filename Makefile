@@ -44,7 +44,7 @@ types: $(VENV)/.dev ## check types
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev ## measure the kernels on this machine's GPU
-	$(BIN)/pytest bench
+	$(BIN)/pytest bench --benchmark-only
 
 $(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: setup.py constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
