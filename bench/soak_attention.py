@@ -2,16 +2,20 @@
 
 A missing barrier shows once in many launches, so one comparison proves nothing. Each tile runs on round and ragged
 lengths, from buffers whose rows past the sequences hold NaN; every launch must give the same bits, no NaN in a live
-row, and must leave the poison in all others. Run: ``python -m bench.soak_attention``.
+row, and must leave the poison in all others. Launches come in pairs that follow each other at once, so that the second
+of a tile with early launch starts beside the first. Run: ``python -m bench.soak_attention``.
 """
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
+from itertools import product
 
 import click
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench.compile_ahead import compile_ahead
 from bench.measure import relative_error
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention_ref
@@ -25,8 +29,37 @@ LENGTHS = {
     "16 x 256": [256] * 16,
     "ragged": [1, 15, 16, 17, 63, 64, 65, 129, 300, 1296, 7],
 }
-LAUNCHES_A_GRAPH = 50
+DTYPES = (torch.bfloat16, torch.float16)
+PAIRS_A_GRAPH = 25
 REPLAYS_A_BATCH = 10  # then new inputs, and one read of the counters
+
+
+class Launches:
+    """Launches of one tile on fixed buffers: ``live`` rows in sequences, and ``SPARE_ROWS`` of NaN after them."""
+
+    def __init__(self, tile: HopperTile, lengths: list[int], dtype: torch.dtype) -> None:
+        self.tile, self.live, self.max_seqlen = tile, sum(lengths), max(lengths)
+        rows = self.live + SPARE_ROWS
+        self.cu_seqlens = torch.tensor([0, *lengths, 0, 0]).cumsum(0).to(torch.int32).cuda()
+        self.qkv = torch.full((rows, 3, HEADS, HEAD_DIM), float("nan"), dtype=dtype, device="cuda")
+        self.qkv[: self.live].normal_()
+        shape = work_list_shape(rows, len(self.cu_seqlens) - 1, HEADS, tile.rows)
+        self.work_list = torch.empty(shape, dtype=torch.int32, device="cuda")
+        launch_work_list(self.cu_seqlens, self.work_list, num_rows=rows, num_heads=HEADS, tile_rows=tile.rows)
+
+    def poisoned(self) -> Tensor:
+        return torch.full_like(self.qkv[:, 0], float("nan"), memory_format=torch.contiguous_format)
+
+    def __call__(self, out: Tensor) -> None:
+        launch_attention(*self.qkv.unbind(1), out, self.work_list, scale=HEAD_DIM**-0.5, tile=self.tile)
+
+    def errors(self, out: Tensor) -> tuple[float, float]:
+        """The errors against float32 of ``out``, and of PyTorch with the same rounding points."""
+        inputs = [x[: self.live].contiguous() for x in self.qkv.unbind(1)]
+        exact = attention_ref(*(x.float() for x in inputs), self.cu_seqlens, self.max_seqlen)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            plain = attention_ref(*inputs, self.cu_seqlens, self.max_seqlen)
+        return relative_error(out[: self.live], exact), relative_error(plain, exact)
 
 
 @dataclass
@@ -37,77 +70,88 @@ class Counters:
     different: Tensor
 
 
-def capture(launch: Callable[[Tensor], None], expected: Tensor, live: int) -> tuple[torch.cuda.CUDAGraph, Counters]:
-    """A graph of launches, each into a new poison, and of their comparison with ``expected``."""
+@dataclass(frozen=True)
+class Outcome:
+    """Launches, those with NaN, those with other bits, and the largest errors: the tile's and PyTorch's."""
+
+    launches: int
+    nan: int
+    different: int
+    error: float
+    budget: float
+
+    @property
+    def failed(self) -> bool:
+        return self.nan > 0 or self.different > 0 or not self.error <= 1.02 * self.budget
+
+
+def capture(launch: Launches, expected: Tensor) -> tuple[torch.cuda.CUDAGraph, Counters]:
+    """A graph of pairs of launches, each into a new poison, and of their comparison with ``expected``."""
     counters = Counters(*torch.zeros(2, dtype=torch.int64, device="cuda"))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = torch.empty_like(expected)  # of the graph's own memory, so that nothing else takes its place
-        for _ in range(LAUNCHES_A_GRAPH):
-            out.fill_(float("nan"))
-            launch(out)
-            counters.nan += out[:live].isnan().any()
-            counters.different += (out.view(torch.int16) != expected.view(torch.int16)).any()
+        outputs = [torch.empty_like(expected) for _ in range(2)]
+        for _ in range(PAIRS_A_GRAPH):
+            for out in outputs:
+                out.fill_(float("nan"))
+            for out in outputs:
+                launch(out)
+            for out in outputs:
+                counters.nan += out[: launch.live].isnan().any()
+                counters.different += (out.view(torch.int16) != expected.view(torch.int16)).any()
     return graph, counters
 
 
-def soak(tile: HopperTile, lengths: list[int], dtype: torch.dtype, count: int) -> tuple[int, int, int, float, float]:
-    """Run at least ``count`` launches.
-
-    Returns:
-        launches, those with NaN, those with other bits, and the largest errors against float32: its own and that of
-        PyTorch's attention.
-    """
-    live = sum(lengths)
-    cu_seqlens = torch.tensor([0, *lengths, 0, 0]).cumsum(0).to(torch.int32).cuda()
-    qkv = torch.full((live + SPARE_ROWS, 3, HEADS, HEAD_DIM), float("nan"), dtype=dtype, device="cuda")
-    q, k, v = qkv.unbind(1)
-    shape = work_list_shape(len(qkv), len(cu_seqlens) - 1, HEADS, tile.rows)
-    work_list = torch.empty(shape, dtype=torch.int32, device="cuda")
-    launch_work_list(cu_seqlens, work_list, num_rows=len(qkv), num_heads=HEADS, tile_rows=tile.rows)
-
-    def launch(out: Tensor) -> None:
-        launch_attention(q, k, v, out, work_list, scale=HEAD_DIM**-0.5, tile=tile)
-
-    expected = torch.full(q.shape, float("nan"), dtype=dtype, device="cuda")
+def soak(tile: HopperTile, lengths: list[int], dtype: torch.dtype, count: int) -> Outcome:
+    """Run at least ``count`` launches."""
+    launch = Launches(tile, lengths, dtype)
+    expected = launch.poisoned()
     launch(expected)
-    graph, counters = capture(launch, expected, live)
+    graph, counters = capture(launch, expected)
     launches, error, budget = 0, 0.0, 0.0
     while launches < count:
-        qkv[:live].normal_()
+        launch.qkv[: launch.live].normal_()
         expected.fill_(float("nan"))
         launch(expected)
         for _ in range(REPLAYS_A_BATCH):
             graph.replay()
-        launches += LAUNCHES_A_GRAPH * REPLAYS_A_BATCH
-        inputs = [x[:live] for x in (q, k, v)]
-        exact = attention_ref(*(x.float() for x in inputs), cu_seqlens, max(lengths))
-        of_batch = relative_error(expected[:live], exact)
+        launches += 2 * PAIRS_A_GRAPH * REPLAYS_A_BATCH
+        of_batch, plain = launch.errors(expected)
         error = of_batch if of_batch != of_batch else max(error, of_batch)
-        budget = max(budget, relative_error(attention_ref(*inputs, cu_seqlens, max(lengths)), exact))
-    return launches, int(counters.nan), int(counters.different), error, budget
+        budget = max(budget, plain)
+    return Outcome(launches, int(counters.nan), int(counters.different), error, budget)
+
+
+def launch_once(variant: tuple[HopperTile, torch.dtype]) -> None:
+    tile, dtype = variant
+    launch = Launches(tile, [1], dtype)
+    launch(launch.poisoned())
 
 
 @click.command(help=__doc__)
-@click.option("--count", default=10_000, show_default=True, help="Launches of each tile, dtype and set of lengths.")
+@click.option("--count", default=10_000, show_default=True, help="Launches of each tile, over dtypes and lengths.")
 def main(count: int) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    reason = dispatch.why_not_hopper(device, torch.bfloat16)
+    started = time.perf_counter()
+    reason = dispatch.why_not_hopper(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
     if reason is not None:
         raise click.ClickException(f"there is no Gluon kernel to soak: {reason}")
-    click.echo(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {dispatch.triton_version()}")
-    bad = False
-    for tile in HOPPER_TILES:
-        for dtype in (torch.bfloat16, torch.float16):
-            for name, lengths in LENGTHS.items():
-                launches, nan, different, error, budget = soak(tile, lengths, dtype, count)
-                failed = nan > 0 or different > 0 or not error <= 1.02 * budget
-                bad |= failed
-                click.echo(
-                    f"{'FAILED' if failed else 'passed'}  {tile}  {str(dtype).removeprefix('torch.')}  {name}: "
-                    f"{launches:,} launches, {nan} with NaN, {different} with other bits, "
-                    f"error {error:.5f} (PyTorch {budget:.5f})"
-                )
+    compile_ahead(launch_once, list(product(HOPPER_TILES, DTYPES)))
+    lines, bad = [], False
+    share = -(-count // (len(DTYPES) * len(LENGTHS)))
+    for tile, dtype, (name, lengths) in product(HOPPER_TILES, DTYPES, LENGTHS.items()):
+        outcome = soak(tile, lengths, dtype, share)
+        bad |= outcome.failed
+        lines.append(
+            f"{'FAILED' if outcome.failed else 'passed'} {str(dtype).removeprefix('torch.'):8} {name:8} "
+            f"{outcome.launches:6,} launches, {outcome.nan} with NaN, {outcome.different} with other bits, "
+            f"error {outcome.error:.6f} (PyTorch {outcome.budget:.6f})  {tile.warpgroups} warpgroups, "
+            f"{'persistent' if tile.persistent else 'an item each'}{', early' if tile.early else ''}"
+        )
+    click.echo("\n".join(lines))
+    click.echo(
+        f"{'FAILED' if bad else 'passed'}: {torch.cuda.get_device_name()}, torch {torch.__version__}, "
+        f"triton {dispatch.triton_version()}, {time.perf_counter() - started:.0f} s"
+    )
     raise SystemExit(bad)
 
 

@@ -1,42 +1,51 @@
 """Time candidate tiles of attention over sizes of input, to choose the rows of ``kernels/tiles/attention.py``.
 
 Correctness first: a tile whose error is above PyTorch's, or whose bits differ from those of the other tiles of its
-backend, is named and not timed. Then CUDA graphs of many calls on rotated inputs; the median of several replays. The
-work list is made before: a forward pass makes it once for all its blocks. Run: ``python -m bench.tune_attention``.
+backend, is named, not timed, and makes the exit status 1. Then CUDA graphs of many calls on rotated inputs; the median
+of several replays. The work list is made before: a forward pass makes it once for all its blocks.
+
+On Hopper the second table has early launch: the time of rotary and attention, as in the tower, where attention starts
+when rotary has ended, and where it starts early. Run: ``python -m bench.tune_attention``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import click
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.measure import Inputs, capture, seconds
+from bench.compile_ahead import compile_ahead
+from bench.measure import Inputs, capture, relative_error, seconds
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention_ref
+from ernie_vit.kernels.rotary import apply_rotary
 from ernie_vit.kernels.tiles.attention import HopperTile, PlainTile, attention_tile, work_list_shape
 from ernie_vit.kernels.triton.work_list import launch_work_list
 
 HEADS, HEAD_DIM = 16, 80
 INPUTS = 3  # rotated
 REPLAYS = 7
-GRAPH_SECONDS = 4e-3  # of calls in one graph, about
+GRAPH_SECONDS = 3e-3  # of calls in one graph, about
+EARLY_ROWS = 4096  # above this no early launch is tried
 
-HOPPER_CANDIDATES = [
-    HopperTile(warpgroups=1, turns=False, persistent=False, programs=2, maxnreg=120),
-    HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120),
-    HopperTile(warpgroups=3, turns=False, persistent=False, programs=1, maxnreg=None),
-    HopperTile(warpgroups=3, turns=True, persistent=False, programs=1, maxnreg=None),
-    HopperTile(warpgroups=3, turns=True, persistent=True, programs=1, maxnreg=None),
-]
-PLAIN_CANDIDATES = [
-    PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=2),
-    PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=3),
-    PlainTile(rows=64, keys=64, num_warps=4, num_stages=3, programs=3),
-    PlainTile(rows=128, keys=64, num_warps=8, num_stages=2, programs=1),
-]
+# Columns of the table; early launch is varied apart.
+HOPPER_CANDIDATES = {
+    "1 persistent": HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120, early=False),
+    "2 persistent": HopperTile(warpgroups=2, turns=True, persistent=True, programs=1, maxnreg=None, early=False),
+    "2 an item": HopperTile(warpgroups=2, turns=True, persistent=False, programs=1, maxnreg=None, early=False),
+    "3 persistent": HopperTile(warpgroups=3, turns=True, persistent=True, programs=1, maxnreg=None, early=False),
+    "3 an item": HopperTile(warpgroups=3, turns=True, persistent=False, programs=1, maxnreg=None, early=False),
+}
+PLAIN_CANDIDATES = {
+    "64, 2 stages, 2": PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=2),
+    "64, 2 stages, 3": PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=3),
+    "64, 3 stages, 3": PlainTile(rows=64, keys=64, num_warps=4, num_stages=3, programs=3),
+    "128, 2 stages, 1": PlainTile(rows=128, keys=64, num_warps=8, num_stages=2, programs=1),
+}
 Tile = HopperTile | PlainTile
 
 
@@ -52,18 +61,33 @@ class Case:
     def capacity(self) -> int:
         return self.rows or sum(self.lengths)
 
+    @property
+    def max_seqlen(self) -> int:
+        """As the tower gives it: a graph's is its capacity."""
+        return self.rows or max(self.lengths)
+
     def __str__(self) -> str:
         same = len(set(self.lengths)) == 1
-        name = f"{len(self.lengths)} x {self.lengths[0]:,}" if same else ", ".join(map(str, self.lengths))
-        return f"{name} in {self.rows:,} rows" if self.rows else name
+        name = f"{len(self.lengths)} x {self.lengths[0]:,}" if same else "+".join(map(str, self.lengths))
+        name = name.removeprefix("1 x ")
+        return f"{name} in {self.rows:,}, {self.sequences}" if self.rows else name
+
+    def offsets(self) -> Tensor:
+        padded = [0] * ((self.sequences or len(self.lengths)) - len(self.lengths))
+        return torch.tensor([0, *self.lengths, *padded]).cumsum(0).to(torch.int32).cuda()
 
 
 CASES = [
-    *(Case((rows,)) for rows in (256, 576, 1024, 1296, 1728, 2304, 4096, 6912, 16_384)),
-    *(Case((rows,) * count) for count, rows in ((4096, 4), (16, 256), (16, 384), (8, 576), (8, 1296), (4, 2304))),
+    *(Case((rows,)) for rows in (256, 576, 1024, 1296, 1728, 2304, 3996, 4096, 6912, 16_060)),
+    *(Case((rows,) * count) for count, rows in ((16, 256), (8, 576), (8, 1296))),
     Case((576, 1296, 4096, 256, 1728)),
-    *(Case((live,), 1024, 64) for live in (256, 1024)),
-    *(Case((live,), 16_384, 64) for live in (256, 1296, 4096, 16_384)),
+    # capacities: of graphs for few and for many sequences, one image in them
+    Case((1296,), 1536, 8),
+    Case((1728,), 2048, 8),
+    Case((3996,), 4096, 16),
+    Case((1296,), 16_384, 1),
+    Case((1296,), 16_384, 64),
+    Case((16_060,), 16_384, 64),
 ]
 
 
@@ -73,8 +97,7 @@ def launcher(tile: Tile, case: Case) -> Callable[[Tensor, Tensor], None]:
         from ernie_vit.kernels.hopper.attention import launch_attention
     else:
         from ernie_vit.kernels.triton.attention import launch_attention
-    padded = [0] * ((case.sequences or len(case.lengths)) - len(case.lengths))
-    cu_seqlens = torch.tensor([0, *case.lengths, *padded]).cumsum(0).to(torch.int32).cuda()
+    cu_seqlens = case.offsets()
     shape = work_list_shape(case.capacity, len(cu_seqlens) - 1, HEADS, tile.rows)
     work_list = torch.empty(shape, dtype=torch.int32, device="cuda")
     launch_work_list(cu_seqlens, work_list, num_rows=case.capacity, num_heads=HEADS, tile_rows=tile.rows)
@@ -94,51 +117,101 @@ def microseconds(launch: Callable[[Tensor, Tensor], None], inputs: Sequence[Tens
 
     rotated: list[Inputs] = [{"qkv": qkv} for qkv in inputs]
     trial = capture(run, rotated, len(inputs))
-    calls = len(inputs) * max(1, round(GRAPH_SECONDS / seconds(trial)))
+    calls = len(inputs) * max(1, round(GRAPH_SECONDS / seconds(trial) / len(inputs)))
     graph = capture(run, rotated, calls)
     return 1e6 * median(seconds(graph) for _ in range(REPLAYS)) / calls
 
 
-def results(case: Case, tiles: Sequence[Tile], dtype: torch.dtype) -> Iterator[tuple[Tile, float | str]]:
-    """Each tile's microseconds, or what is wrong with its result."""
-    live = sum(case.lengths)
-    inputs = [torch.randn(case.capacity, 3, HEADS, HEAD_DIM, dtype=dtype, device="cuda") for _ in range(INPUTS)]
-    q, k, v = inputs[0][:live].unbind(1)
-    cu_seqlens = torch.tensor([0, *case.lengths]).cumsum(0).to(torch.int32)
-    exact = attention_ref(q.float(), k.float(), v.float(), cu_seqlens, max(case.lengths))
-    plain = attention_ref(q, k, v, cu_seqlens, max(case.lengths))
-    budget = (plain.float() - exact).norm()
-    first: dict[type, Tensor] = {}
-    for tile in tiles:
-        launch = launcher(tile, case)
-        out = torch.full((case.capacity, HEADS, HEAD_DIM), float("nan"), dtype=dtype, device="cuda")
-        launch(inputs[0], out)
-        same_bits = torch.equal(first.setdefault(type(tile), out[:live].clone()), out[:live])
-        if not (out[:live].float() - exact).norm() <= 1.02 * budget:
-            yield tile, "wrong"
-        elif not same_bits:
-            yield tile, "other bits"
-        else:
-            yield tile, microseconds(launch, inputs, out)
+class Measurement:
+    """The inputs of a case, its exact result in float32, and what its tiles gave."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        self.case, self.live = case, sum(case.lengths)
+        shape = (case.capacity, 3, HEADS, HEAD_DIM)
+        self.inputs = [torch.randn(shape, dtype=dtype, device="cuda") for _ in range(INPUTS)]
+        q, k, v = (x.contiguous() for x in self.inputs[0][: self.live].unbind(1))
+        cu_seqlens = torch.tensor([0, *case.lengths]).cumsum(0).to(torch.int32)
+        self.exact = attention_ref(q.float(), k.float(), v.float(), cu_seqlens, max(case.lengths))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # it has our rounding points, whatever the size
+            plain = attention_ref(q, k, v, cu_seqlens, max(case.lengths))
+        self.budget = relative_error(plain, self.exact)
+        self.out = torch.empty((case.capacity, HEADS, HEAD_DIM), dtype=dtype, device="cuda")
+        self.first: dict[type, Tensor] = {}
+
+    def time(self, tile: Tile) -> float | str:
+        """The tile's microseconds, or what is wrong with its result."""
+        launch = launcher(tile, self.case)
+        self.out.fill_(float("nan"))
+        launch(self.inputs[0], self.out)
+        live = self.out[: self.live]
+        if not relative_error(live, self.exact) <= 1.02 * self.budget:
+            return "wrong"
+        if not torch.equal(self.first.setdefault(type(tile), live.clone()), live):
+            return "other bits"
+        return microseconds(launch, self.inputs, self.out)
+
+    def time_after_rotary(self, tile: HopperTile) -> float:
+        """Microseconds of rotary, by angles of 0 that leave the inputs as they are, and attention."""
+        launch = launcher(tile, self.case)
+        table = torch.zeros(self.case.capacity, 2, HEAD_DIM // 2, device="cuda")
+        table[:, 0] = 1.0
+
+        def both(qkv: Tensor, out: Tensor) -> None:
+            launch(apply_rotary(qkv, table), out)
+
+        return microseconds(both, self.inputs, self.out)
+
+
+def launch_once(variant: tuple[Tile, torch.dtype]) -> None:
+    tile, dtype = variant
+    case = Case((64,))
+    qkv = torch.zeros(64, 3, HEADS, HEAD_DIM, dtype=dtype, device="cuda")
+    launcher(tile, case)(qkv, torch.empty_like(qkv[:, 0]).contiguous())
+    torch.cuda.synchronize()
+
+
+def line(name: object, cells: Sequence[float | str], marked: int | None = None) -> str:
+    shown = [cell if isinstance(cell, str) else f"{cell:.1f}" for cell in cells]
+    return f"{name!s:32}" + "".join(f"{cell + ('*' if i == marked else ''):>17}" for i, cell in enumerate(shown))
 
 
 @click.command(help=__doc__)
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16"]), default="bfloat16", show_default=True)
-def main(dtype: str) -> None:
+@click.option("--plain", is_flag=True, help="Plain Triton's tiles, also where Gluon serves the GPU.")
+def main(dtype: str, plain: bool) -> None:
+    started = time.perf_counter()
     element = getattr(torch, dtype)
     device = torch.device("cuda", torch.cuda.current_device())
-    reason = dispatch.why_not_hopper(device, element)
-    tiles: list[Tile] = [*PLAIN_CANDIDATES] if reason else [*HOPPER_CANDIDATES, *PLAIN_CANDIDATES]
-    click.echo(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {dispatch.triton_version()}")
-    click.echo(f"{dtype}; Gluon: {reason or 'yes'}; * marks the tile that the table gives now")
+    gluon = not plain and dispatch.why_not_hopper(device, element) is None
+    candidates: Mapping[str, Tile] = HOPPER_CANDIDATES if gluon else PLAIN_CANDIDATES
+    tiles = list(candidates.values())
+    early = [replace(tile, early=True) for tile in tiles if isinstance(tile, HopperTile)]
+    compile_ahead(launch_once, [(tile, element) for tile in (*tiles, *early)])
+
+    table = [line("us of attention; * as shipped", list(candidates))]
+    early_table = [line("us with rotary: late / early", list(candidates))]
     for case in CASES:
-        shipped = attention_tile(device, element, HEAD_DIM, case.capacity, case.rows or max(case.lengths))
-        flops = 4 * HEADS * HEAD_DIM * sum(length**2 for length in case.lengths)
-        click.echo(f"\n{case}")
-        for tile, result in results(case, tiles, element):
-            mark = "*" if tile == shipped else " "
-            shown = result if isinstance(result, str) else f"{result:10.1f} us {flops / result / 1e6:6.0f} TFLOP/s"
-            click.echo(f"{mark} {shown}  {tile}")
+        found = Measurement(case, element)
+        times = [found.time(tile) for tile in tiles]
+        sequences = case.sequences or len(case.lengths)
+        sizes = {"num_rows": case.capacity, "max_seqlen": case.max_seqlen, "num_sequences": sequences}
+        shipped = attention_tile(device, element, HEAD_DIM, **sizes)
+        if isinstance(shipped, HopperTile):
+            shipped = replace(shipped, early=False)
+        marked = tiles.index(shipped) if shipped in tiles else None
+        table.append(line(case, times, marked))
+        if early and case.capacity <= EARLY_ROWS:
+            pairs = zip((t for t in tiles if isinstance(t, HopperTile)), early, strict=True)
+            both = [f"{found.time_after_rotary(a):.1f} / {found.time_after_rotary(b):.1f}" for a, b in pairs]
+            early_table.append(line(case, both, marked))
+        del found
+    click.echo("\n".join([*table, *(early_table if early else [])]))
+    bad = any(word in row for row in table for word in ("wrong", "other bits"))
+    click.echo(
+        f"{'FAILED' if bad else 'passed'}: {torch.cuda.get_device_name()}, torch {torch.__version__}, "
+        f"triton {dispatch.triton_version()}, {dtype}, {time.perf_counter() - started:.0f} s"
+    )
+    raise SystemExit(bad)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""Which Gluon tile serves which sizes: every shipped one is reached, and the exported bounds are where it changes."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ernie_vit.kernels.tiles.attention import (
+    HOPPER_TILES,
+    ROW_BOUNDS,
+    SEQLEN_BOUNDS,
+    SEQUENCE_COUNTS,
+    hopper_tile,
+    work_list_shape,
+)
+
+ROWS = (*ROW_BOUNDS, ROW_BOUNDS[-1] + 1)
+SEQLENS = (*SEQLEN_BOUNDS, SEQLEN_BOUNDS[-1] + 1)
+
+
+def test_the_bounds_reach_every_tile():
+    """So a warm-up over them compiles all that any sizes can need."""
+    assert {hopper_tile(*sizes) for sizes in product(ROWS, SEQLENS, SEQUENCE_COUNTS)} == set(HOPPER_TILES)
+
+
+@pytest.mark.parametrize("bound", ROW_BOUNDS)
+def test_the_tile_changes_behind_a_row_bound(bound):
+    assert hopper_tile(bound, bound, 1) != hopper_tile(bound + 1, bound + 1, 1)
+
+
+@pytest.mark.parametrize("bound", SEQLEN_BOUNDS)
+def test_the_tile_changes_behind_a_seqlen_bound(bound):
+    assert hopper_tile(16_384, bound, 1) != hopper_tile(16_384, bound + 1, 1)
+
+
+@given(rows=st.integers(0, 20_000), max_seqlen=st.integers(0, 20_000), sequences=st.integers(0, 5_000))
+def test_between_the_bounds_the_tile_is_that_of_a_bound(rows, max_seqlen, sequences):
+    tile = hopper_tile(rows, max_seqlen, sequences)
+    row = next((bound for bound in ROW_BOUNDS if rows <= bound), ROWS[-1])
+    seqlen = next((bound for bound in SEQLEN_BOUNDS if max_seqlen <= bound), SEQLENS[-1])
+    assert tile in {hopper_tile(row, seqlen, count) for count in SEQUENCE_COUNTS}
+
+
+@given(rows=st.integers(1, 20_000), sequences=st.integers(0, 5_000))
+def test_few_programs_are_dead(rows, sequences):
+    """One program an item: at most a quarter more than full items, and one for each of 132 multiprocessors."""
+    tile, heads = hopper_tile(rows, rows, sequences), 16
+    if not tile.persistent:
+        programs = work_list_shape(rows, sequences, heads, tile.rows)[0] - 1
+        assert programs <= 1.25 * heads * rows / tile.rows + 132
