@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ernie_vit.kernels.dispatch import why_not_hopper
-from ernie_vit.kernels.hopper.linear import launch_linear, multiprocessors
+from ernie_vit.kernels.hopper.linear import launch_linear
 from ernie_vit.kernels.linear import linear_ref
 from ernie_vit.kernels.tiles.linear import HOPPER_DEFAULT, HOPPER_TILES, HopperTile
+from ernie_vit.kernels.triton.grid import multiprocessors
 
 PAIRS = 10  # a graph
 POISON = -777.0

@@ -25,17 +25,21 @@ def check_tensor(
         TypeError: the dtype is not one of ``dtypes``.
         ValueError: shape, device or stride are not as expected.
     """
+    # Every argument of every launch passes here: plain comparisons, and the words only for what fails.
     if tensor.dtype not in dtypes:
         expected = " or ".join(str(dtype) for dtype in dtypes)
         raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}")
-    if tensor.dim() != len(shape) or any(
-        want is not None and got != want for got, want in zip(tensor.shape, shape, strict=False)
-    ):
-        expected = ", ".join("*" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name}: expected shape [{expected}], got {list(tensor.shape)}")
+    size = tensor.shape
+    fits = len(size) == len(shape)
+    for got, want in zip(size, shape, strict=False):
+        if want is not None and got != want:
+            fits = False
+    if not fits:
+        expected = ", ".join("*" if want is None else str(want) for want in shape)
+        raise ValueError(f"{name}: expected shape [{expected}], got {list(size)}")
     if tensor.device != device:
         raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
-    if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if size and size[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(
             f"{name}: expected a contiguous last dimension (stride 1), got strides {list(tensor.stride())}"
         )
@@ -53,8 +57,11 @@ def refuse_gradient(op: str, *tensors: Tensor | None) -> None:
     Raises:
         RuntimeError: gradients are recorded and one of ``tensors`` asks for them.
     """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        raise RuntimeError(
-            f'{op}: the Triton kernels compute no gradients; use backend="torch", which is differentiable, '
-            "or call under torch.no_grad()"
-        )
+    if not torch.is_grad_enabled():
+        return
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            raise RuntimeError(
+                f'{op}: the Triton kernels compute no gradients; use backend="torch", which is differentiable, '
+                "or call under torch.no_grad()"
+            )

@@ -40,7 +40,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, num_rows:
     check_tensor("bias", bias, shape=[width], dtypes=[x.dtype], device=x.device)
     check_num_rows(num_rows, x.device)
     refuse_gradient("layer_norm", x, weight, bias)
-    out: Tensor = torch.ops.ernie_vit.layer_norm(x, weight, bias, eps, num_rows)
+    out: Tensor = torch.ops.ernie_vit.layer_norm.default(x, weight, bias, eps, num_rows)
     return out
 
 

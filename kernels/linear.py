@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
-from ernie_vit.kernels.dispatch import interpreting, why_not_hopper, why_not_triton
+from ernie_vit.kernels.dispatch import why_not_hopper, why_not_triton
 from ernie_vit.kernels.tiles.linear import architecture, hopper_regimes, triton_regimes
 
 
@@ -57,7 +57,7 @@ def linear(
         check_tensor("residual", residual, shape=[rows, n], dtypes=[x.dtype], device=x.device)
     check_num_rows(num_rows, x.device)
     refuse_gradient("linear", x, weight, bias, residual)
-    out: Tensor = torch.ops.ernie_vit.linear(x, weight, bias, activation, residual, num_rows)
+    out: Tensor = torch.ops.ernie_vit.linear.default(x, weight, bias, activation, residual, num_rows)
     return out
 
 
@@ -83,11 +83,14 @@ def _rows_aligned(dtype: torch.dtype, n: int, k: int) -> bool:
 
 
 def _takes_tma(matrix: Tensor | None) -> bool:
-    return matrix is None or (
+    if matrix is None:
+        return True
+    stride = matrix.stride(0)
+    return (
         matrix.data_ptr() % 16 == 0
-        and matrix.stride(0) * matrix.element_size() % 16 == 0
+        and stride * matrix.itemsize % 16 == 0
         # a row repeated by expand() has no stride that a descriptor can state
-        and matrix.stride(0) >= matrix.shape[1]
+        and stride >= matrix.shape[1]
     )
 
 
@@ -111,32 +114,20 @@ def launch(
     out = torch.empty((x.shape[0], n), dtype=weight.dtype, device=x.device)
     if not x.shape[0]:
         return out
-    if interpreting():
-        _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
-        return out
-    with torch.cuda.device(x.device):
-        if (
-            x.dtype == weight.dtype
-            and why_not_hopper(x.device, x.dtype) is None
-            and _rows_aligned(x.dtype, n, k)
-            and _takes_tma(x)
-            and _takes_tma(weight)
-            and _takes_tma(residual)
-        ):
-            from ernie_vit.kernels.hopper.linear import launch_linear
+    if (
+        x.dtype == weight.dtype
+        and why_not_hopper(x.device, x.dtype) is None
+        and _rows_aligned(x.dtype, n, k)
+        and _takes_tma(x)
+        and _takes_tma(weight)
+        and _takes_tma(residual)
+    ):
+        from ernie_vit.kernels.hopper.linear import launch_linear
 
-            launch_linear(
-                x,
-                weight,
-                bias,
-                residual,
-                num_rows,
-                out,
-                quick_gelu=quick_gelu,
-                tile=hopper_regimes(n, k).at(x.shape[0]),
-            )
-        else:
-            _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
+        tile = hopper_regimes(n, k).at(x.shape[0])
+        launch_linear(x, weight, bias, residual, num_rows, out, quick_gelu=quick_gelu, tile=tile)
+    else:
+        _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
     return out
 
 
@@ -152,16 +143,8 @@ def _launch_triton(
     from ernie_vit.kernels.triton.linear import launch_linear
 
     regimes = triton_regimes(architecture(x.device), float32=weight.dtype == torch.float32)
-    launch_linear(
-        x,
-        weight,
-        bias,
-        residual,
-        num_rows,
-        out,
-        quick_gelu=quick_gelu,
-        tile=regimes.at(x.shape[0]),
-    )
+    tile = regimes.at(x.shape[0])
+    launch_linear(x, weight, bias, residual, num_rows, out, quick_gelu=quick_gelu, tile=tile)
 
 
 torch.library.define(

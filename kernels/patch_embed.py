@@ -38,7 +38,7 @@ def patch_embed(pixel_values: Tensor, weight: Tensor, *, num_rows: Tensor | None
         raise ValueError(f"weight: expected at least one row and one column, got {list(weight.shape)}")
     check_num_rows(num_rows, device)
     refuse_gradient("patch_embed", pixel_values, weight)
-    out: Tensor = torch.ops.ernie_vit.patch_embed(pixel_values, weight, num_rows)
+    out: Tensor = torch.ops.ernie_vit.patch_embed.default(pixel_values, weight, num_rows)
     return out
 
 

@@ -52,7 +52,7 @@ def rotary_table(
         raise ValueError(f"num_rows: expected at least 0, got {num_rows}")
     if head_dim < 4 or head_dim % 4:
         raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
-    table: Tensor = torch.ops.ernie_vit.rotary_table(cu_seqlens, frame_sizes, num_rows, head_dim, theta)
+    table: Tensor = torch.ops.ernie_vit.rotary_table.default(cu_seqlens, frame_sizes, num_rows, head_dim, theta)
     return table
 
 
@@ -87,7 +87,7 @@ def apply_rotary(qkv: Tensor, table: Tensor, *, num_rows: Tensor | None = None) 
         raise ValueError(f"table: expected a contiguous tensor, got strides {list(table.stride())}")
     check_num_rows(num_rows, qkv.device)
     refuse_gradient("apply_rotary", qkv, table)
-    torch.ops.ernie_vit.apply_rotary(qkv, table, num_rows)
+    torch.ops.ernie_vit.apply_rotary.default(qkv, table, num_rows)
     return qkv
 
 

@@ -12,9 +12,6 @@ Programmatic dependent launch: weights are fetched before ``gdc_wait``, everythi
 waits, so that a kernel which has waited for this one has waited for all before it. The Gluon names are Triton 3.6's.
 """
 
-from functools import cache
-
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -29,6 +26,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ernie_vit.kernels.hopper.linear_work import Work, allocate, describe, plan_for
 from ernie_vit.kernels.tiles.linear import HopperTile
+from ernie_vit.kernels.triton.grid import multiprocessors
+from ernie_vit.kernels.triton.launch import Launcher
 
 
 @gluon.jit
@@ -338,10 +337,7 @@ def linear_kernel(
         )
 
 
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """How many there are, which is how many programs a launch has at most."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+_launch = Launcher(linear_kernel)
 
 
 def launch_linear(
@@ -355,7 +351,7 @@ def launch_linear(
     quick_gelu: bool,
     tile: HopperTile,
 ) -> None:
-    """Launch on the current device and stream.
+    """Launch on the tensors' device, on its current stream.
 
     Args:
         x: ``[rows, K]``, bf16 or fp16 as all; rows and base of every matrix are multiples of 16 bytes.
@@ -375,19 +371,23 @@ def launch_linear(
     plan = plan_for(tile, n, k, programs, x.dtype, *parts)
     height, out_main, out_tail = tile.block_rows, plan.OUT_MAIN.value, plan.OUT_TAIL.value
     tiles = -(-rows // tile.rows) * plan.TILE_COLUMNS.value
-    linear_kernel[(min(tiles, programs),)](
-        describe(x, height, tile.block_k),
-        describe(weight, main, tile.block_k),
-        describe(weight, tail, tile.block_k) if tail else None,
-        describe(out, height, out_main),
-        describe(out, height, out_tail) if out_tail else None,
-        describe(residual, height, out_main) if residual is not None else None,
-        describe(residual, height, out_tail) if residual is not None and out_tail else None,
-        out,
-        bias,
-        num_rows,
-        rows,
-        plan,
+    _launch(
+        min(tiles, programs),
+        x.device,
+        (
+            describe(x, height, tile.block_k),
+            describe(weight, main, tile.block_k),
+            describe(weight, tail, tile.block_k) if tail else None,
+            describe(out, height, out_main),
+            describe(out, height, out_tail) if out_tail else None,
+            describe(residual, height, out_main) if residual is not None else None,
+            describe(residual, height, out_tail) if residual is not None and out_tail else None,
+            out,
+            bias,
+            num_rows,
+            rows,
+        ),
+        (plan,),
         num_warps=4,
         launch_pdl=tile.pdl,
     )

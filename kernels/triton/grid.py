@@ -1,5 +1,7 @@
 """How many programs a persistent kernel starts."""
 
+from functools import cache
+
 import torch
 
 INTERPRETED_PROGRAMS = 3  # few, because they run one after the other, and more than one, so that tests see the stride
@@ -12,5 +14,10 @@ def persistent_programs(blocks: int, device: torch.device, *, per_multiprocessor
     """
     if device.type == "cpu":
         return min(blocks, INTERPRETED_PROGRAMS)
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(blocks, multiprocessors * per_multiprocessor)
+    return min(blocks, multiprocessors(device) * per_multiprocessor)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,6 +1,7 @@
 """The Triton kernel of ``ernie_vit.kernels.layer_norm``, and its launcher."""
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -10,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ernie_vit.kernels.dispatch import small_kernel_launches_early
 from ernie_vit.kernels.triton.grid import persistent_programs
+from ernie_vit.kernels.triton.launch import Launcher
 
 # One warp a row: the sums are shuffles, without a barrier, and the programs in flight hide the loads.
 PROGRAMS_PER_MULTIPROCESSOR = 32
@@ -63,12 +65,17 @@ def _layer_norm_kernel(
         tl.store(out_row + tail, (x_tail * scale * weight + bias).to(out_ptr.dtype.element_ty), mask=mask_tail)
 
 
+_launch = Launcher(_layer_norm_kernel)
+
+
+@cache
 def blocks(width: int) -> tuple[int, int]:
     """Columns of the two blocks that hold a row: the largest power of two, and one for the rest (1 if none is left)."""
     main = 1 << (width.bit_length() - 1)
     return main, max(triton.next_power_of_2(width - main), 1)
 
 
+@cache
 def num_warps(width: int, dtype: torch.dtype) -> int:
     """Warps a row: of the width and dtype alone, because the order of a row's sum follows it."""
     return max(blocks(width)[0] * dtype.itemsize // 2048, 1)
@@ -80,22 +87,11 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, num_rows: Tenso
     unit = math.gcd(x.stride(0), 16)
     main, tail = blocks(width)
     early = small_kernel_launches_early(x.device, rows)
-    programs = persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR)
-    with torch.cuda.device_of(x):
-        _layer_norm_kernel[(programs,)](
-            x,
-            weight,
-            bias,
-            out,
-            num_rows,
-            x.stride(0) // unit,
-            rows,
-            eps,
-            WIDTH=width,
-            UNIT=unit,
-            MAIN=main,
-            TAIL=tail,
-            EARLY=early,
-            num_warps=num_warps(width, x.dtype),
-            launch_pdl=early,
-        )
+    _launch(
+        persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR),
+        x.device,
+        (x, weight, bias, out, num_rows, x.stride(0) // unit, rows, eps),
+        (width, unit, main, tail, early),
+        num_warps=num_warps(width, x.dtype),
+        launch_pdl=early,
+    )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ernie_vit.kernels.tiles.linear import TritonTile
 from ernie_vit.kernels.triton.grid import persistent_programs
+from ernie_vit.kernels.triton.launch import Launcher
 
 # Rows of tiles that share a column of tiles while it is in the second-level cache; 4, 8 and 16 were within 2 %.
 GROUP_ROWS = 8
@@ -94,6 +95,9 @@ def linear_kernel(
         tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+_launch = Launcher(linear_kernel)
+
+
 def _alignment(matrix: Tensor) -> int:
     """Bytes, at most 16, that divide the address of every row; the same for all slices of rows of a buffer whose
     rows are less aligned than itself."""
@@ -111,7 +115,7 @@ def launch_linear(
     quick_gelu: bool,
     tile: TritonTile,
 ) -> None:
-    """Launch on the current device and stream.
+    """Launch on the tensors' device, on its current stream.
 
     Args:
         x: ``[rows, K]``, bf16, fp16 or fp32; rounded to the dtype of ``weight``.
@@ -125,29 +129,35 @@ def launch_linear(
     """
     rows, k = x.shape
     n = weight.shape[0]
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(n, tile.columns)
+    tiles = -(-rows // tile.rows) * -(-n // tile.columns)
     programs = persistent_programs(tiles, x.device, per_multiprocessor=tile.programs_per_sm)
-    linear_kernel[(programs,)](
-        x,
-        weight,
-        bias,
-        residual,
-        num_rows,
-        out,
-        rows,
-        x.stride(0),
-        weight.stride(0),
-        residual.stride(0) if residual is not None else 0,
-        N=n,
-        K=k,
-        QUICK_GELU=quick_gelu,
-        ALIGN_X=_alignment(x),
-        ALIGN_WEIGHT=_alignment(weight),
-        ALIGN_RESIDUAL=_alignment(residual) if residual is not None else 16,
-        GROUP_ROWS=GROUP_ROWS,
-        BLOCK_M=tile.rows,
-        BLOCK_N=tile.columns,
-        BLOCK_K=tile.block_k,
+    _launch(
+        programs,
+        x.device,
+        (
+            x,
+            weight,
+            bias,
+            residual,
+            num_rows,
+            out,
+            rows,
+            x.stride(0),
+            weight.stride(0),
+            residual.stride(0) if residual is not None else 0,
+        ),
+        (
+            n,
+            k,
+            quick_gelu,
+            _alignment(x),
+            _alignment(weight),
+            _alignment(residual) if residual is not None else 16,
+            GROUP_ROWS,
+            tile.rows,
+            tile.columns,
+            tile.block_k,
+        ),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,6 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ernie_vit.kernels.dispatch import small_kernel_launches_early
 from ernie_vit.kernels.triton.grid import persistent_programs
+from ernie_vit.kernels.triton.launch import Launcher
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
 TABLE_ROWS = 8  # a program
@@ -115,52 +115,42 @@ def _apply_rotary_kernel(
         tl.store(first_ptr + HALF, (second * cos + first * sin).to(dtype), mask=mask)
 
 
+_launch_table = Launcher(_rotary_table_kernel)
+_launch_apply = Launcher(_apply_rotary_kernel)
+
+
 def launch_table(cu_seqlens: Tensor, frame_sizes: Tensor, table: Tensor, frequencies: tuple[float, ...]) -> None:
     """Write the live rows of ``table``; checked arguments, at least one row."""
-    rows = table.shape[0]
+    rows, count = table.shape[0], len(frequencies)
     programs = persistent_programs(
         triton.cdiv(rows, TABLE_ROWS), table.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR
     )
-    with torch.cuda.device_of(table):
-        _rotary_table_kernel[(programs,)](
-            cu_seqlens,
-            frame_sizes,
-            table,
-            frame_sizes.shape[0],
-            rows,
-            FREQUENCIES=frequencies,
-            COUNT=len(frequencies),
-            BLOCK_ANGLES=triton.next_power_of_2(2 * len(frequencies)),
-            BLOCK_ROWS=TABLE_ROWS,
-            BLOCK_CUTS=CUTS,
-            num_warps=TABLE_WARPS,
-        )
+    _launch_table(
+        programs,
+        table.device,
+        (cu_seqlens, frame_sizes, table, frame_sizes.shape[0], rows),
+        (frequencies, count, triton.next_power_of_2(2 * count), TABLE_ROWS, CUTS),
+        num_warps=TABLE_WARPS,
+    )
 
 
 def launch_apply(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
     """Rotate q and k of the live rows in place; checked arguments, at least one row."""
     rows, _, heads, head_dim = qkv.shape
-    half = head_dim // 2
-    unit = math.gcd(half, qkv.stride(0), 8)
-    block = PAIRS // triton.next_power_of_2(unit)
+    half, stride = head_dim // 2, qkv.stride(0)
+    unit = math.gcd(half, stride, 8)
+    block = PAIRS // (1 << (unit - 1).bit_length())
     early = small_kernel_launches_early(qkv.device, rows)
     programs = persistent_programs(
-        triton.cdiv(rows * 2 * heads * half // unit, block),
+        -(-rows * 2 * heads * half // unit // block),
         qkv.device,
         per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR,
     )
-    with torch.cuda.device_of(qkv):
-        _apply_rotary_kernel[(programs,)](
-            qkv,
-            table,
-            num_rows,
-            qkv.stride(0) // unit,
-            rows,
-            HEADS=heads,
-            HALF=half,
-            UNIT=unit,
-            BLOCK=block,
-            EARLY=early,
-            num_warps=4,
-            launch_pdl=early,
-        )
+    _launch_apply(
+        programs,
+        qkv.device,
+        (qkv, table, num_rows, stride // unit, rows),
+        (heads, half, unit, block, early),
+        num_warps=4,
+        launch_pdl=early,
+    )

@@ -1,12 +1,9 @@
 """The counter of compilations, and what it proves: after one call of each, no input of the small kernels compiles."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 
 from ernie_vit.kernels import compilation
 from ernie_vit.kernels.compilation import compilations
@@ -20,27 +17,6 @@ HEAD_DIM = 80
 @triton.jit
 def _fill(out_ptr, value, BLOCK: tl.constexpr):
     tl.store(out_ptr + tl.arange(0, BLOCK), value)
-
-
-class PretendedGpu:
-    """As much of a driver as compiling asks for."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return device
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_device_interface(self) -> SimpleNamespace:
-        return SimpleNamespace()
-
-
-@pytest.fixture
-def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton.runtime.driver, "_active", PretendedGpu())
 
 
 @pytest.mark.compile
