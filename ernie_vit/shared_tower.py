@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ernie_vit.encoder import choose_backend
 from ernie_vit.graph.capture import capture_graphs
-from ernie_vit.graph.runner import GraphRunner
+from ernie_vit.graph.runner import WEIGHTS_MOVED, GraphRunner
 from ernie_vit.model.config import ErnieVisionConfig
 from ernie_vit.model.metadata import Grid, prepare_encoder_metadata
 from ernie_vit.model.operators import Backend, Operators, choose_operators
@@ -123,14 +123,21 @@ class SharedTower:
             self.graphs = None
 
     def __call__(self, pixel_values: Tensor, grid_thw: Grid) -> Tensor:
-        """``[rows, 588]`` to the tower's ``[rows, hidden_size]``, for a call without :meth:`obstacle`."""
+        """``[rows, 588]`` to the tower's ``[rows, hidden_size]``, for a call without :meth:`obstacle`.
+
+        Raises:
+            ValueError: the rows are not those that the sizes say.
+        """
         frames = split_frames(grid_thw)
+        expected = [int(frames[:, 1:].prod(axis=1).sum()), self.tower.config.patch_width]
+        if list(pixel_values.shape) != expected:
+            raise ValueError(f"pixel values: expected shape {expected}, as the sizes say, got {[*pixel_values.shape]}")
         self.calls += 1
         if self.graphs is not None:
             hidden_states = self.graphs(pixel_values, frames)
             if hidden_states is not None:
                 return hidden_states
-            if "weights moved" in self.graphs.stats.fallbacks:
+            if WEIGHTS_MOVED in self.graphs.stats.fallbacks:
                 self.release()  # they stay unusable; capture() makes new ones
         metadata = prepare_encoder_metadata(frames, device=self.device)
         rows: Tensor = self.tower(pixel_values, metadata, self.operators())

@@ -253,6 +253,15 @@ def test_other_models_are_refused_by_name(model: Any) -> None:
         hf.patch(model)
 
 
+def test_rows_that_do_not_fit_the_sizes_are_refused(model: Any) -> None:
+    hf.patch(model, backend="torch")
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"expected shape \[64, 588\], as the sizes say, got \[16, 588\]"),
+    ):
+        model.get_image_features(random_rows([[1, 4, 4]]), torch.tensor(IMAGES))
+
+
 def test_on_a_cpu_transformers_computes(model: Any) -> None:
     theirs = features(model)
     hf.patch(model)
