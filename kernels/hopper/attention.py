@@ -43,8 +43,8 @@ TAIL = gl.constexpr(16)
 KEYS = gl.constexpr(128)
 # Rings of 3 and 4 were up to 4 % slower than 2.
 STAGES = gl.constexpr(2)
-# The default partition gets what the workers leave: 168 beside two of 160 and the producer's 24, or 248 beside one of
-# 240, of 512 a thread of each warpgroup together. So 160 of three consumers and 240 of two are the most.
+# The default partition gets what the workers leave of the registers at entry, the same for each warpgroup: of 4 x 128
+# beside two of 160 and the producer's 24 it gets 168, of 3 x 168 beside one of 240 it gets 240. These are the most.
 THREE_REGISTERS = gl.constexpr(160)
 TWO_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -96,19 +96,9 @@ def load_item(work_list_ptr, item):
 
 
 @gluon.jit
-def producer(
-    q_main,
-    q_tail,
-    k_main,
-    k_tail,
-    v_main,
-    v_tail,
-    work_list_ptr,
-    shared,
-    WARPGROUPS: gl.constexpr,
-    EARLY: gl.constexpr,
-):
+def producer(q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY: gl.constexpr):
     """Fill Q, and the ring: an item's slot j holds K block j and V block j - 1, what one step of a consumer needs."""
+    WARPGROUPS: gl.constexpr = shared.q_main.shape[0]
     if EARLY:
         gdc_wait()
     slot, taken = 0, 0
@@ -157,7 +147,6 @@ def attend(
     scale_log2,
     shared,
     W: gl.constexpr,  # which warpgroup
-    WARPGROUPS: gl.constexpr,
     HEADS: gl.constexpr,
     TURNS: gl.constexpr,
 ):
@@ -166,6 +155,7 @@ def attend(
     OUT_MAIN: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN, 16])
     OUT_TAIL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
     DTYPE: gl.constexpr = shared.q_main.dtype
+    WARPGROUPS: gl.constexpr = shared.q_main.shape[0]
     row, first, end, head = load_item(work_list_ptr, item)
     length = end - first
     first_slot = slot
@@ -250,7 +240,6 @@ def consumer(
     work_list_ptr,
     scale_log2,
     shared,
-    WARPGROUPS: gl.constexpr,
     HEADS: gl.constexpr,
     TURNS: gl.constexpr,
     PERSISTENT: gl.constexpr,
@@ -263,12 +252,10 @@ def consumer(
     if PERSISTENT:
         slot, taken = 0, 0
         for item in range(gl.program_id(0), count, gl.num_programs(0)):
-            slot, taken = attend(
-                item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, WARPGROUPS, HEADS, TURNS
-            )
+            slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
     elif gl.program_id(0) < count:
         item, zero = gl.program_id(0), gl.to_tensor(0)
-        attend(item, zero, zero, out_ptr, work_list_ptr, scale_log2, shared, W, WARPGROUPS, HEADS, TURNS)
+        attend(item, zero, zero, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
 
 
 @gluon.jit(do_not_specialize=["scale_log2"])
@@ -317,19 +304,10 @@ def attention_kernel(
     if WARPGROUPS == 3:
         gl.warp_specialize(
             [
-                (
-                    consumer,
-                    (0, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT, EARLY),
-                ),
-                (
-                    consumer,
-                    (1, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT, EARLY),
-                ),
-                (
-                    consumer,
-                    (2, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT, EARLY),
-                ),
-                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS, EARLY)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
+                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
+                (consumer, (2, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY)),
             ],
             [4, 4, 1],
             [THREE_REGISTERS, THREE_REGISTERS, PRODUCER_REGISTERS],
@@ -337,15 +315,9 @@ def attention_kernel(
     elif WARPGROUPS == 2:
         gl.warp_specialize(
             [
-                (
-                    consumer,
-                    (0, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT, EARLY),
-                ),
-                (
-                    consumer,
-                    (1, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT, EARLY),
-                ),
-                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS, EARLY)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
+                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY)),
             ],
             [4, 1],
             [TWO_REGISTERS, PRODUCER_REGISTERS],
@@ -354,11 +326,8 @@ def attention_kernel(
         gl.static_assert(WARPGROUPS == 1)
         gl.warp_specialize(
             [
-                (
-                    consumer,
-                    (0, out_ptr, work_list_ptr, scale_log2, shared, WARPGROUPS, HEADS, TURNS, PERSISTENT, EARLY),
-                ),
-                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, WARPGROUPS, EARLY)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY)),
             ],
             [1],
             [PRODUCER_REGISTERS],
