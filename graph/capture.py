@@ -17,10 +17,10 @@ from ernie_vit.graph.capacity import (
 )
 from ernie_vit.graph.recording import CudaGraphRecorder
 from ernie_vit.graph.runner import GraphRunner
-from ernie_vit.kernels.tiles.linear import row_regimes
 from ernie_vit.model.operators import Operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
+from ernie_vit.model.warm_up import row_regimes
 
 logger = logging.getLogger(__name__)
 
