@@ -34,6 +34,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ernie_vit.kernels.hopper.registers import pack, store_rows, thread_sums, unpack, zero_rows
 from ernie_vit.kernels.tiles.attention import HopperTile
 from ernie_vit.kernels.triton.grid import persistent_programs
+from ernie_vit.kernels.triton.launch import Launcher
 
 LOG2_E = 1.4426950408889634
 HEAD_DIM = gl.constexpr(80)
@@ -334,6 +335,9 @@ def attention_kernel(
         )
 
 
+_launch = Launcher(attention_kernel)
+
+
 @cache
 def block_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     """How a TMA block of a 16-bit dtype lies in shared memory."""
@@ -372,21 +376,21 @@ def launch_attention(
         layout = block_layout(block_rows, columns, x.dtype)
         return TensorDescriptor(x, [rows, heads * head_dim], [x.stride(0), 1], [block_rows, columns], layout)
 
-    attention_kernel[(programs,)](
-        block(q, 64, MAIN.value),
-        block(q, 64, TAIL.value),
-        block(k, KEYS.value, MAIN.value),
-        block(k, KEYS.value, TAIL.value),
-        block(v, KEYS.value, MAIN.value),
-        block(v, KEYS.value, TAIL.value),
-        out,
-        work_list,
-        scale * LOG2_E,
-        HEADS=heads,
-        WARPGROUPS=tile.warpgroups,
-        TURNS=tile.turns,
-        PERSISTENT=tile.persistent,
-        EARLY=tile.early,
+    _launch(
+        programs,
+        q.device,
+        (
+            block(q, 64, MAIN.value),
+            block(q, 64, TAIL.value),
+            block(k, KEYS.value, MAIN.value),
+            block(k, KEYS.value, TAIL.value),
+            block(v, KEYS.value, MAIN.value),
+            block(v, KEYS.value, TAIL.value),
+            out,
+            work_list,
+            scale * LOG2_E,
+        ),
+        (heads, tile.warpgroups, tile.turns, tile.persistent, tile.early),
         num_warps=4,
         maxnreg=tile.maxnreg,
         launch_pdl=tile.early,
