@@ -22,7 +22,8 @@ def assert_within_budget(out: torch.Tensor, plain: torch.Tensor, exact: torch.Te
         plain: plain PyTorch's result at the dtype of ``out``.
         exact: the result in float64.
     """
-    assert out.shape == exact.shape and out.dtype == plain.dtype
+    assert out.shape == exact.shape
+    assert out.dtype == plain.dtype
     error, budget = relative_error(out, exact), relative_error(plain, exact)
     # a float32 sum in another order differs by a few roundings even where plain PyTorch happens to be exact
     floor = 4 * torch.finfo(out.dtype).eps if out.dtype == torch.float32 else 0.0
