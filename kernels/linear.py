@@ -94,6 +94,18 @@ def _takes_tma(matrix: Tensor | None) -> bool:
     )
 
 
+def runs_on_hopper(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> bool:
+    """Whether the Gluon kernel serves these tensors; depends on nothing that follows the number of rows."""
+    return (
+        x.dtype == weight.dtype
+        and why_not_hopper(x.device, x.dtype) is None
+        and _rows_aligned(x.dtype, *weight.shape)
+        and _takes_tma(x)
+        and _takes_tma(weight)
+        and _takes_tma(residual)
+    )
+
+
 def launch(
     x: Tensor,
     weight: Tensor,
@@ -102,10 +114,12 @@ def launch(
     num_rows: Tensor | None,
     *,
     quick_gelu: bool,
+    table: Tensor | None = None,
 ) -> Tensor:
     """Allocate the output and launch the kernel of the device, on its current stream.
 
-    Which kernel runs depends on the device, dtype, N, K, strides and alignment; which tile, on the rows as well.
+    Which kernel runs depends on the device, dtype, N, K, strides and alignment; which tile, on the rows as well. With
+    ``table`` q and k are rotated in the epilogue, where ``runs_on_hopper`` and ``rotary_fits``.
     """
     reason = why_not_triton(x.device)
     if reason is not None:
@@ -114,18 +128,11 @@ def launch(
     out = torch.empty((x.shape[0], n), dtype=weight.dtype, device=x.device)
     if not x.shape[0]:
         return out
-    if (
-        x.dtype == weight.dtype
-        and why_not_hopper(x.device, x.dtype) is None
-        and _rows_aligned(x.dtype, n, k)
-        and _takes_tma(x)
-        and _takes_tma(weight)
-        and _takes_tma(residual)
-    ):
+    if runs_on_hopper(x, weight, residual):
         from ernie_vit.kernels.hopper.linear import launch_linear
 
         tile = hopper_regimes(n, k).at(x.shape[0])
-        launch_linear(x, weight, bias, residual, num_rows, out, quick_gelu=quick_gelu, tile=tile)
+        launch_linear(x, weight, bias, residual, num_rows, out, quick_gelu=quick_gelu, tile=tile, table=table)
     else:
         _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
     return out

@@ -82,13 +82,18 @@ def apply_rotary(qkv: Tensor, table: Tensor, *, num_rows: Tensor | None = None) 
         )
     if rows > 1 and qkv.stride(0) < 3 * heads * head_dim:
         raise ValueError(f"qkv: expected rows that do not overlap, got a row stride of {qkv.stride(0)}")
-    check_tensor("table", table, shape=[rows, 2, head_dim // 2], dtypes=[torch.float32], device=qkv.device)
-    if not table.is_contiguous():
-        raise ValueError(f"table: expected a contiguous tensor, got strides {list(table.stride())}")
+    check_table(table, rows, head_dim, qkv.device)
     check_num_rows(num_rows, qkv.device)
     refuse_gradient("apply_rotary", qkv, table)
     torch.ops.ernie_vit.apply_rotary.default(qkv, table, num_rows)
     return qkv
+
+
+def check_table(table: Tensor, rows: int, head_dim: int, device: torch.device) -> None:
+    """Check a table for ``rows`` rows of heads of ``head_dim``."""
+    check_tensor("table", table, shape=(rows, 2, head_dim // 2), dtypes=(torch.float32,), device=device)
+    if not table.is_contiguous():
+        raise ValueError(f"table: expected a contiguous tensor, got strides {list(table.stride())}")
 
 
 def rotary_table_ref(
@@ -136,6 +141,14 @@ def inverse_frequencies(head_dim: int, theta: float, device: torch.device) -> Te
     return 1.0 / theta**exponents
 
 
+def rotate(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
+    """Rotate q and k of the live rows in place; checked arguments."""
+    from ernie_vit.kernels.triton.rotary import launch_apply
+
+    if qkv.numel():
+        launch_apply(qkv, table, num_rows)
+
+
 @cache
 def _frequency_constants(head_dim: int, theta: float) -> tuple[float, ...]:
     return tuple(inverse_frequencies(head_dim, theta, torch.device("cpu")).tolist())
@@ -168,10 +181,7 @@ def _run_table(cu_seqlens: Tensor, frame_sizes: Tensor, num_rows: int, head_dim:
 @torch.library.impl("ernie_vit::apply_rotary", ["cpu", "cuda"])
 def _run_apply(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
     _require_triton("apply_rotary", qkv.device)
-    from ernie_vit.kernels.triton.rotary import launch_apply
-
-    if qkv.numel():
-        launch_apply(qkv, table, num_rows)
+    rotate(qkv, table, num_rows)
 
 
 @torch.library.register_fake("ernie_vit::rotary_table")

@@ -15,6 +15,7 @@ from ernie_vit.kernels.layer_norm import layer_norm, layer_norm_ref
 from ernie_vit.kernels.linear import linear, linear_ref
 from ernie_vit.kernels.mlp import mlp, mlp_ref
 from ernie_vit.kernels.patch_embed import patch_embed, patch_embed_ref
+from ernie_vit.kernels.qkv_rotary import qkv_rotary, qkv_rotary_ref
 from ernie_vit.kernels.rotary import apply_rotary, apply_rotary_ref, rotary_table, rotary_table_ref
 from ernie_vit.model.metadata import EncoderMetadata
 
@@ -31,7 +32,7 @@ class Operators:
     mlp: Callable[..., Tensor]
     layer_norm: Callable[..., Tensor]
     rotary_table: Callable[..., Tensor]
-    apply_rotary: Callable[..., Tensor]
+    qkv_rotary: Callable[..., Tensor]
     attention: Callable[..., Tensor]
     attention_arguments: Callable[..., dict[str, Any]]
 
@@ -60,10 +61,45 @@ def choose_operators(backend: Backend, stages: Mapping[str, Backend] | None = No
         mlp=mlp if triton["mlp"] else mlp_ref,
         layer_norm=layer_norm if triton["norm"] else layer_norm_ref,
         rotary_table=rotary_table if triton["rotary"] else rotary_table_ref,
-        apply_rotary=apply_rotary if triton["rotary"] else apply_rotary_ref,
+        qkv_rotary=_choose_qkv_rotary(linear=triton["linear"], rotary=triton["rotary"]),
         attention=attention if triton["attention"] else attention_ref,
         attention_arguments=_triton_attention_arguments if triton["attention"] else _torch_attention_arguments,
     )
+
+
+def _choose_qkv_rotary(*, linear: bool, rotary: bool) -> Callable[..., Tensor]:
+    """The qkv projection with its rotation, each on Triton or not."""
+    if linear and rotary:
+        return qkv_rotary
+    if linear:
+        return _linear_then_reference
+    return _reference_then_rotary if rotary else qkv_rotary_ref
+
+
+def _linear_then_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    table: Tensor,
+    *,
+    num_heads: int,
+    num_rows: Tensor | None = None,
+) -> Tensor:
+    qkv = linear(x, weight, bias, num_rows=num_rows).unflatten(1, (3, num_heads, -1))
+    return apply_rotary_ref(qkv, table, num_rows=num_rows)
+
+
+def _reference_then_rotary(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    table: Tensor,
+    *,
+    num_heads: int,
+    num_rows: Tensor | None = None,
+) -> Tensor:
+    qkv = linear_ref(x, weight, bias).unflatten(1, (3, num_heads, -1))
+    return apply_rotary(qkv, table, num_rows=num_rows)
 
 
 def _triton_attention_arguments(

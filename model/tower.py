@@ -29,13 +29,11 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.num_heads = config.num_heads
-        self.head_dim = config.head_dim
 
     def forward(
         self, x: Tensor, residual: Tensor, rotary: Tensor, sequences: dict[str, Any], num_rows: Tensor, ops: Operators
     ) -> Tensor:
-        qkv = ops.linear(x, self.qkv.weight, self.qkv.bias, num_rows=num_rows)
-        qkv = ops.apply_rotary(qkv.view(-1, 3, self.num_heads, self.head_dim), rotary, num_rows=num_rows)
+        qkv = ops.qkv_rotary(x, self.qkv.weight, self.qkv.bias, rotary, num_heads=self.num_heads, num_rows=num_rows)
         mixed = ops.attention(*qkv.unbind(1), **sequences).flatten(1)
         return ops.linear(mixed, self.proj.weight, self.proj.bias, residual=residual, num_rows=num_rows)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -24,10 +23,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ernie_vit.kernels.hopper.linear_work import Work, allocate, describe, plan_for
+from ernie_vit.kernels.hopper.linear_epilogue import store_block, store_halves
+from ernie_vit.kernels.hopper.linear_rotary import load_pairs
+from ernie_vit.kernels.hopper.linear_work import Work, allocate, describe, describe_pairs, plan_for
 from ernie_vit.kernels.tiles.linear import HopperTile
 from ernie_vit.kernels.triton.grid import multiprocessors
 from ernie_vit.kernels.triton.launch import Launcher
+
+
+@gluon.jit
+def _load_columns(work, at, step, bar, stage):
+    P: gl.constexpr = work.plan
+    tma.async_copy_global_to_shared(work.weight, [at, step * P.DEPTH], bar, work.shared.weight_ring.index(stage))
+    if P.TAIL:
+        tail = work.shared.weight_tail_ring.index(stage)
+        tma.async_copy_global_to_shared(work.weight_tail, [at + P.MAIN, step * P.DEPTH], bar, tail)
 
 
 @gluon.jit
@@ -36,10 +46,15 @@ def _load_weight(work, column, step, stage):
     bar = work.shared.ready.index(stage)
     mbarrier.expect(bar, (P.BLOCKS * P.ROWS + P.COLUMNS) * P.DEPTH * 2)  # of the x blocks too
     at = column * P.COLUMNS
-    tma.async_copy_global_to_shared(work.weight, [at, step * P.DEPTH], bar, work.shared.weight_ring.index(stage))
-    if P.TAIL:
-        tail = work.shared.weight_tail_ring.index(stage)
-        tma.async_copy_global_to_shared(work.weight_tail, [at + P.MAIN, step * P.DEPTH], bar, tail)
+    if P.HALF:
+        if at < P.ROTATED:
+            load_pairs(work, at, step, bar, work.shared.pairs_ring, stage * (P.MAIN // 16), P.MAIN)
+            if P.TAIL:
+                load_pairs(work, at + P.MAIN, step, bar, work.shared.pairs_tail_ring, stage * (P.TAIL // 16), P.TAIL)
+        else:
+            _load_columns(work, at, step, bar, stage)
+    else:
+        _load_columns(work, at, step, bar, stage)
 
 
 @gluon.jit
@@ -54,7 +69,7 @@ def _load_x(work, row, step, stage):
 @gluon.jit
 def _load_partition(work):
     P: gl.constexpr = work.plan
-    program = gl.program_id(0)
+    program = work.program()
     filled = gl.to_tensor(0)  # ring stages filled before the wait's end
     if P.GROUP_ROWS == 0:
         # Before the wait the count of live rows may be old: a hint, whether fetching ahead is worth while.
@@ -116,7 +131,7 @@ def _residual_partition(work):
         gdc_wait()
         tile_rows = work.tile_rows(work.live_rows())
         count = gl.to_tensor(0)  # tiles before this one
-        for tile in range(gl.program_id(0), tile_rows * P.TILE_COLUMNS, P.PROGRAMS):
+        for tile in range(work.program(), tile_rows * P.TILE_COLUMNS, P.PROGRAMS):
             row, column = work.place(tile, tile_rows)
             if P.PING_PONG:
                 _load_residual_block(work, row * P.ROWS, column, count % P.GROUPS, count // P.GROUPS)
@@ -134,77 +149,6 @@ def _residual_partition(work):
 
 
 @gluon.jit
-def _store_live(work, block, live, row, column):
-    """The block that the last live row ends in: TMA would write the dead rows too."""
-    P: gl.constexpr = work.plan
-    WIDTH: gl.constexpr = block.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
-    columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
-    for part in gl.static_range(P.ROWS // 16):  # a few rows at a time: the registers are full
-        rows = row + 16 * part + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
-        offsets = rows.to(gl.int64)[:, None] * P.N + columns[None, :]
-        mask = (rows < live)[:, None] & (columns < P.N)[None, :]
-        gl.store(work.out_ptr + offsets, block.slice(16 * part, 16).load(LAYOUT), mask=mask)
-
-
-@gluon.jit
-def _finish(work, acc, live, row, column, slot, block, use, descriptor, LAYOUT: gl.constexpr, FIRST: gl.constexpr):
-    """Bias, activation, residual and the only rounding; stores live rows only."""
-    P: gl.constexpr = work.plan
-    columns = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
-    if P.BIAS:
-        # TMA clips at N, a plain load does not
-        acc = acc + gl.load(work.bias_ptr + columns, mask=columns < P.N, other=0.0).to(gl.float32)[None, :]
-    if P.QUICK_GELU:
-        # x * sigmoid(1.702 x) with exp2 and an approximate reciprocal: -1.702 log2(e) = -2.4554670
-        acc = gl.inline_asm_elementwise(
-            "{.reg .f32 t; mul.f32 t, $1, 0fC01D2661; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000;"
-            " rcp.approx.ftz.f32 t, t; mul.f32 $0, $1, t;}",
-            "=f,f",
-            [acc],
-            dtype=gl.float32,
-            is_pure=True,
-            pack=1,
-        )
-    if P.RESIDUAL:
-        mbarrier.wait(work.shared.residual_ready.index(slot), use & 1)
-        acc = acc + block.load(LAYOUT).to(gl.float32)
-    elif FIRST:
-        tma.store_wait(0)  # the block before has left the buffers
-    block.store(acc.to(P.DTYPE))
-    fence_async_shared()
-    if row + P.ROWS <= live:
-        tma.async_copy_shared_to_global(descriptor, [row, column], block)
-        if P.RESIDUAL:
-            tma.store_wait(0)
-    elif row < live:
-        _store_live(work, block, live, row, column)
-    if P.RESIDUAL:
-        mbarrier.arrive(work.shared.residual_empty.index(slot))
-
-
-@gluon.jit
-def _store_block(work, main, tail, live, row, column, use, GROUP: gl.constexpr):
-    P: gl.constexpr = work.plan
-    block = work.shared.out.index(GROUP)
-    _finish(work, main, live, row, column, GROUP, block, use, work.out, P.OUT_LAYOUT, True)
-    if P.OUT_TAIL:
-        SLOT: gl.constexpr = P.GROUPS + GROUP
-        block = work.shared.out_tail.index(GROUP)
-        at = column + P.OUT_MAIN
-        _finish(work, tail, live, row, at, SLOT, block, use, work.out_tail, P.OUT_TAIL_LAYOUT, False)
-
-
-@gluon.jit
-def _store_halves(work, acc, live, row, column, use, GROUP: gl.constexpr):
-    P: gl.constexpr = work.plan
-    left, right = acc.reshape((P.ROWS, 2, P.OUT_MAIN)).permute((0, 2, 1)).split()
-    left = gl.convert_layout(left, P.OUT_LAYOUT, assert_trivial=True)
-    right = gl.convert_layout(right, P.OUT_LAYOUT, assert_trivial=True)
-    _store_block(work, left, right, live, row, column, use, GROUP)
-
-
-@gluon.jit
 def _multiply_partition(GROUP: gl.constexpr, work):
     P: gl.constexpr = work.plan
     TWO: gl.constexpr = GROUP < P.DOUBLE  # this group holds two row blocks
@@ -219,7 +163,7 @@ def _multiply_partition(GROUP: gl.constexpr, work):
     tile_rows = work.tile_rows(live)
     count = gl.to_tensor(FIRST)  # tiles of this program before this one
     use = gl.to_tensor(0)  # row blocks that this group has stored
-    for tile in range(gl.program_id(0) + FIRST * P.PROGRAMS, tile_rows * P.TILE_COLUMNS, STRIDE * P.PROGRAMS):
+    for tile in range(work.program() + FIRST * P.PROGRAMS, tile_rows * P.TILE_COLUMNS, STRIDE * P.PROGRAMS):
         tile_row, tile_column = work.place(tile, tile_rows)
         acc = gl.zeros([P.ROWS, P.MAIN], gl.float32, P.MAIN_LAYOUT)
         second = gl.zeros([P.ROWS, SECOND_COLUMNS], gl.float32, SECOND_LAYOUT)
@@ -257,13 +201,13 @@ def _multiply_partition(GROUP: gl.constexpr, work):
         row = (tile_row * P.BLOCKS + BLOCK) * P.ROWS
         column = tile_column * P.COLUMNS
         if P.DOUBLE:
-            _store_halves(work, acc, live, row, column, use, GROUP)
+            store_halves(work, acc, live, row, column, use, GROUP)
             use += 1
             if TWO:
-                _store_halves(work, second, live, row + P.ROWS, column, use, GROUP)
+                store_halves(work, second, live, row + P.ROWS, column, use, GROUP)
                 use += 1
         else:
-            _store_block(work, acc, second, live, row, column, use, GROUP)
+            store_block(work, acc, second, live, row, column, use, GROUP)
             use += 1
         count += STRIDE
     tma.store_wait(0)
@@ -276,6 +220,7 @@ def linear_kernel(
     x,  # descriptor [capacity, K], blocks [ROWS, DEPTH]
     weight,  # [N, K], blocks [MAIN, DEPTH]
     weight_tail,  # the same tensor, blocks [TAIL, DEPTH], or None
+    weight_pairs,  # the same tensor as [half heads, HALF, K], blocks [2, 8, DEPTH], or None
     out,  # [capacity, N], blocks [ROWS, OUT_MAIN]
     out_tail,  # blocks [ROWS, OUT_TAIL], or None
     residual,  # [capacity, N], blocks as of out, or None
@@ -283,16 +228,18 @@ def linear_kernel(
     out_ptr,  # out again, contiguous, for the block that the last live row ends in
     bias_ptr,  # [N] or None
     num_rows_ptr,  # [1] int32 or None
+    table_ptr,  # [capacity, 2, HALF] fp32, cosines and sines of q's and k's angles, or None
     capacity,
     PLAN: gl.constexpr,
 ):
     P: gl.constexpr = PLAN
     gdc_launch_dependents()
-    shared = allocate(x, weight, weight_tail, out, out_tail, P)
+    shared = allocate(x, weight, weight_tail, weight_pairs, out, out_tail, P)
     work = Work(
         x,
         weight,
         weight_tail if P.TAIL else weight,
+        weight_pairs if P.HALF else weight,
         out,
         out_tail if P.OUT_TAIL else out,
         residual if P.RESIDUAL else out,
@@ -300,17 +247,17 @@ def linear_kernel(
         out_ptr,
         bias_ptr if P.BIAS else out_ptr,
         num_rows_ptr if P.NUM_ROWS else out_ptr,
+        table_ptr if P.HALF else out_ptr,
         capacity,
         shared,
         P,
     )
-    # Every thread starts with 64K / threads registers (warps are padded to groups of four); the loading warps keep
-    # 24 and the first group takes what is left. Argument tuples stand here, not in a name: a name loses constexprs.
+    # Argument tuples stand here, not in a name: a name loses constexprs.
     if P.GROUPS == 1:
         gl.warp_specialize(
             [(_multiply_partition, (0, work)), (_load_partition, (work,)), (_residual_partition, (work,))],
             [1, 1],
-            [24, 24],
+            P.REGISTERS,
         )
     elif P.GROUPS == 2:
         gl.warp_specialize(
@@ -321,7 +268,7 @@ def linear_kernel(
                 (_residual_partition, (work,)),
             ],
             [4, 1, 1],
-            [240, 24, 24],
+            P.REGISTERS,
         )
     else:
         gl.warp_specialize(
@@ -333,7 +280,7 @@ def linear_kernel(
                 (_residual_partition, (work,)),
             ],
             [4, 4, 1, 1],
-            [184, 112, 24, 24] if P.DOUBLE else [160, 160, 24, 24],
+            P.REGISTERS,
         )
 
 
@@ -350,6 +297,7 @@ def launch_linear(
     *,
     quick_gelu: bool,
     tile: HopperTile,
+    table: Tensor | None = None,
 ) -> None:
     """Launch on the tensors' device, on its current stream.
 
@@ -362,13 +310,16 @@ def launch_linear(
         out: ``[rows, N]``, contiguous, rows > 0.
         quick_gelu: whether the activation is applied, before the residual.
         tile: the tile and its work sharing; decides the time and not the bits.
+        table: fp32 ``[rows, 2, head_dim // 2]``, contiguous, of a qkv projection: q and k are rotated and leave in
+            paired order (``kernels/hopper/linear_rotary.py``). The tile must suit (``rotary_fits``).
     """
     rows, k = x.shape
     n = weight.shape[0]
     main, tail = tile.column_parts
     programs = multiprocessors(x.device)
     parts = (bias is not None, quick_gelu, residual is not None, num_rows is not None)
-    plan = plan_for(tile, n, k, programs, x.dtype, *parts)
+    half = table.shape[2] if table is not None else 0
+    plan = plan_for(tile, n, k, programs, x.dtype, *parts, half)
     height, out_main, out_tail = tile.block_rows, plan.OUT_MAIN.value, plan.OUT_TAIL.value
     tiles = -(-rows // tile.rows) * plan.TILE_COLUMNS.value
     _launch(
@@ -378,6 +329,7 @@ def launch_linear(
             describe(x, height, tile.block_k),
             describe(weight, main, tile.block_k),
             describe(weight, tail, tile.block_k) if tail else None,
+            describe_pairs(weight, half, tile.block_k) if half else None,
             describe(out, height, out_main),
             describe(out, height, out_tail) if out_tail else None,
             describe(residual, height, out_main) if residual is not None else None,
@@ -385,6 +337,7 @@ def launch_linear(
             out,
             bias,
             num_rows,
+            table,
             rows,
         ),
         (plan,),

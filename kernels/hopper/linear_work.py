@@ -14,6 +14,10 @@ from ernie_vit.kernels.tiles.linear import HopperTile
 
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
+# Registers of the warps that load.
+LOADING = 24
+LOADING_PAIRS = 32
+
 
 class Plan(str):
     """The compile-time numbers of one kernel, each a ``gl.constexpr``; equal plans are one compiled kernel.
@@ -27,6 +31,7 @@ class Plan(str):
             run time it costs the register that makes the 320-row tile spill.
         dtype: of every tensor.
         bias, quick_gelu, residual, num_rows: which parts the call has.
+        rotary_half: half of head_dim, if the first two thirds of the columns, q and k, are rotated; else 0.
     """
 
     # What the host reads of them.
@@ -45,6 +50,7 @@ class Plan(str):
         quick_gelu: bool,
         residual: bool,
         num_rows: bool,
+        rotary_half: int = 0,
     ) -> "Plan":
         main, tail = tile.column_parts
         # A group with two row blocks has registers and shared memory for half an output block at a time.
@@ -52,6 +58,11 @@ class Plan(str):
         steps = -(-k // tile.block_k)
         # ptxas holds wgmma to the registers at entry, 64K / threads: 256 columns fit up to two groups.
         widest = 256 if tile.groups < 3 else 128
+
+        # Every thread starts with 64K / threads registers (warps are padded to groups of four); the loading warps keep
+        # a few and the first group takes what the others leave. Pairs have twice a box's coordinates to remember.
+        loading = LOADING_PAIRS if rotary_half else LOADING
+        multiplying = {1: [], 2: [264 - loading], 3: [184, 112] if halves else [160, 160]}[tile.groups]
 
         def accumulator(columns: int) -> gl.NVMMADistributedLayout:
             return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, min(columns, widest), 16])
@@ -78,6 +89,9 @@ class Plan(str):
             "QUICK_GELU": quick_gelu,
             "RESIDUAL": residual,
             "NUM_ROWS": num_rows,
+            "REGISTERS": [*multiplying, loading, loading],
+            "HALF": rotary_half,
+            "ROTATED": n // 3 * 2 if rotary_half else 0,  # columns
             "DTYPE": DTYPES[dtype],
             "MAIN_LAYOUT": accumulator(main),
             "TAIL_LAYOUT": accumulator(tail or 16),
@@ -110,6 +124,24 @@ def describe(matrix: Tensor, rows: int, columns: int) -> Descriptor:
     return Descriptor(matrix, matrix.shape, matrix.stride(), [rows, columns], layout)
 
 
+def describe_pairs(weight: Tensor, half: int, columns: int) -> Descriptor:
+    """A TMA descriptor of a qkv weight ``[3 * heads * 2 * half, K]`` as ``[6 * heads, half, K]``.
+
+    Its blocks hold 8 rows of a head's first half and their 8 partners of the second.
+    """
+    n, k = weight.shape
+    stride = weight.stride(0)
+    block = [2, 8, columns]
+    return Descriptor(
+        weight, [n // half, half, k], [half * stride, stride, 1], block, _pairs_layout(columns, weight.dtype)
+    )
+
+
+@cache
+def _pairs_layout(columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([2, 8, columns], DTYPES[dtype])
+
+
 @aggregate
 class Shared:
     """A program's shared memory; ``_tail``: the columns past the largest power of two of a tile."""
@@ -117,6 +149,10 @@ class Shared:
     x_ring: gl.shared_memory_descriptor  # [STAGES * BLOCKS, ROWS, DEPTH]
     weight_ring: gl.shared_memory_descriptor  # [STAGES, MAIN, DEPTH]
     weight_tail_ring: gl.shared_memory_descriptor  # [STAGES, TAIL, DEPTH]
+    pairs_ring: (
+        gl.shared_memory_descriptor
+    )  # the same two again, as boxes of 16 rows: [STAGES * MAIN / 16, 2, 8, DEPTH]
+    pairs_tail_ring: gl.shared_memory_descriptor
     out: gl.shared_memory_descriptor  # [GROUPS, ROWS, OUT_MAIN], where the residual is loaded first
     out_tail: gl.shared_memory_descriptor  # [GROUPS, ROWS, OUT_TAIL]
     ready: gl.shared_memory_descriptor  # a ring stage is loaded
@@ -127,9 +163,11 @@ class Shared:
 
     @gluon.constexpr_function
     def __init__(
-        self, x_ring, weight_ring, weight_tail_ring, out, out_tail, ready, empty, residual_ready, residual_empty, turn
+        self, x_ring, weight_ring, weight_tail_ring, pairs_ring, pairs_tail_ring, out, out_tail, ready, empty,
+        residual_ready, residual_empty, turn,
     ):  # fmt: skip
         self.x_ring, self.weight_ring, self.weight_tail_ring = x_ring, weight_ring, weight_tail_ring
+        self.pairs_ring, self.pairs_tail_ring = pairs_ring, pairs_tail_ring
         self.out, self.out_tail = out, out_tail
         self.ready, self.empty, self.turn = ready, empty, turn
         self.residual_ready, self.residual_empty = residual_ready, residual_empty
@@ -144,7 +182,7 @@ def _barriers(number: gl.constexpr, count: gl.constexpr):
 
 
 @gluon.jit
-def allocate(x, weight, weight_tail, out, out_tail, PLAN: gl.constexpr):
+def allocate(x, weight, weight_tail, weight_pairs, out, out_tail, PLAN: gl.constexpr):
     """Shared memory in the layouts of the descriptors, with its barriers; parts that a plan lacks alias another."""
     P: gl.constexpr = PLAN
     x_ring = gl.allocate_shared_memory(P.DTYPE, [P.STAGES * P.BLOCKS, P.ROWS, P.DEPTH], x.layout)
@@ -153,6 +191,13 @@ def allocate(x, weight, weight_tail, out, out_tail, PLAN: gl.constexpr):
     weight_tail_ring = weight_ring
     if P.TAIL:
         weight_tail_ring = gl.allocate_shared_memory(P.DTYPE, [P.STAGES, P.TAIL, P.DEPTH], weight_tail.layout)
+    pairs_ring, pairs_tail_ring = weight_ring, weight_tail_ring
+    if P.HALF:
+        boxes: gl.constexpr = P.STAGES * P.MAIN // 16
+        pairs_ring = weight_ring._reinterpret(P.DTYPE, [boxes, 2, 8, P.DEPTH], weight_pairs.layout)
+        if P.TAIL:
+            tail_boxes: gl.constexpr = P.STAGES * P.TAIL // 16
+            pairs_tail_ring = weight_tail_ring._reinterpret(P.DTYPE, [tail_boxes, 2, 8, P.DEPTH], weight_pairs.layout)
     out_tail_blocks = out_blocks
     if P.OUT_TAIL:
         out_tail_blocks = gl.allocate_shared_memory(P.DTYPE, [P.GROUPS, P.ROWS, P.OUT_TAIL], out_tail.layout)
@@ -166,6 +211,8 @@ def allocate(x, weight, weight_tail, out, out_tail, PLAN: gl.constexpr):
         x_ring,
         weight_ring,
         weight_tail_ring,
+        pairs_ring,
+        pairs_tail_ring,
         out_blocks,
         out_tail_blocks,
         ready,
@@ -183,6 +230,7 @@ class Work:
     x: tma.tensor_descriptor
     weight: tma.tensor_descriptor
     weight_tail: tma.tensor_descriptor
+    weight_pairs: tma.tensor_descriptor
     out: tma.tensor_descriptor
     out_tail: tma.tensor_descriptor
     residual: tma.tensor_descriptor
@@ -190,21 +238,34 @@ class Work:
     out_ptr: gl.tensor
     bias_ptr: gl.tensor
     num_rows_ptr: gl.tensor
+    table_ptr: gl.tensor
     capacity: gl.tensor
     shared: Shared
     plan: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
-        self, x, weight, weight_tail, out, out_tail, residual, residual_tail, out_ptr, bias_ptr, num_rows_ptr,
-        capacity, shared, plan,
+        self, x, weight, weight_tail, weight_pairs, out, out_tail, residual, residual_tail, out_ptr, bias_ptr,
+        num_rows_ptr, table_ptr, capacity, shared, plan,
     ):  # fmt: skip
-        self.x, self.weight, self.weight_tail = x, weight, weight_tail
+        self.x, self.weight, self.weight_tail, self.weight_pairs = x, weight, weight_tail, weight_pairs
         self.out, self.out_tail = out, out_tail
         self.residual, self.residual_tail = residual, residual_tail
-        self.out_ptr, self.bias_ptr, self.num_rows_ptr, self.capacity = out_ptr, bias_ptr, num_rows_ptr, capacity
+        self.out_ptr, self.bias_ptr, self.num_rows_ptr, self.table_ptr = out_ptr, bias_ptr, num_rows_ptr, table_ptr
+        self.capacity = capacity
         self.shared = shared
         self.plan = gl.constexpr(plan)
+
+    @gluon.jit
+    def program(self):
+        P: gl.constexpr = self.plan
+        program = gl.program_id(0)
+        if P.HALF:
+            # read anew by each partition: kept for all of them, it is one register too many for the 320-row tile
+            program = gl.inline_asm_elementwise(
+                "mov.u32 $0, %ctaid.x;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+            )
+        return program
 
     @gluon.jit
     def live_rows(self):

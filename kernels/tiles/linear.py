@@ -226,6 +226,18 @@ def hopper_regimes(n: int, k: int) -> Regimes[HopperTile]:
     return HOPPER_TILES.get((n, k), HOPPER_DEFAULT)
 
 
+@cache
+def rotary_fits(n: int, k: int, head_dim: int) -> bool:
+    """Whether each Gluon tile of a qkv weight ``[n, k]`` can rotate q and k in its epilogue.
+
+    Heads consist of groups of 16 columns, a step of the sum is a row of swizzled shared memory (64 numbers), and no
+    tile lies half in v.
+    """
+    return head_dim % 16 == 0 and all(
+        tile.block_k == 64 and n // 3 * 2 % tile.columns == 0 for tile in hopper_regimes(n, k).tiles
+    )
+
+
 def triton_regimes(arch: str, *, float32: bool) -> Regimes[TritonTile]:
     """Tiles of the plain Triton kernel on ``arch`` (``"sm_90"``, ``"gfx942"``; unknown names get the default)."""
     return TRITON_FLOAT32 if float32 else TRITON_TILES.get(arch, TRITON_DEFAULT)

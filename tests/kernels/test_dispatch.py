@@ -135,6 +135,7 @@ import ernie_vit.kernels.layer_norm
 import ernie_vit.kernels.linear
 import ernie_vit.kernels.mlp
 import ernie_vit.kernels.patch_embed
+import ernie_vit.kernels.qkv_rotary
 import ernie_vit.kernels.rotary
 assert not torch.cuda.is_initialized()
 """

@@ -11,12 +11,13 @@ from torch import Tensor
 
 triton = pytest.importorskip("triton")
 
-from ernie_vit.kernels.tiles.linear import HOPPER_DEFAULT, TRITON_DEFAULT  # noqa: E402
+from ernie_vit.kernels.tiles.linear import HOPPER_DEFAULT, HOPPER_TILES, TRITON_DEFAULT  # noqa: E402
 from ernie_vit.kernels.triton import launch, layer_norm, linear, rotary  # noqa: E402
 from ernie_vit.kernels.triton.launch import Launcher  # noqa: E402
 
 GPU = torch.device("cuda", 0)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+QKV = ((2, 1280), (3840, 1280), (2, 3840))  # x, weight, out
 Launch = tuple[Launcher, tuple[Any, ...], tuple[Any, ...], dict[str, Any]]
 
 
@@ -79,6 +80,10 @@ def launch_hopper_linear(monkeypatch: pytest.MonkeyPatch) -> None:
             for num_rows in (None, counts[:1], counts[3:4]):
                 for parts in ((None, None), (bias[:160], None), (bias[1:], x)):
                     hopper.launch_linear(x, weight, *parts, num_rows, out, quick_gelu=rows == 16, tile=tile)
+        for tile in HOPPER_TILES[3840, 1280].tiles:
+            x, weight, out = (torch.zeros(size, width, dtype=dtype) for size, width in QKV)
+            for table in (None, torch.zeros(2, 2, 40), torch.zeros(161)[1:].view(2, 2, 40)):
+                hopper.launch_linear(x, weight, None, None, None, out, quick_gelu=False, tile=tile, table=table)
 
 
 @pytest.mark.compile

@@ -1,6 +1,7 @@
 """Each shipped tile of the linears, compiled for each architecture that its table serves."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -45,7 +46,9 @@ def compile_triton(
     return report(linear_kernel, signature, constexprs, arch=arch, num_warps=tile.num_warps, num_stages=tile.num_stages)
 
 
-def compile_hopper(tile: HopperTile, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Report:
+def compile_hopper(
+    tile: HopperTile, n: int, k: int, dtype: torch.dtype = torch.bfloat16, *, rotary_half: int = 0
+) -> Report:
     """With the epilogue that the tower has for a weight ``[n, k]``, or all of it."""
     from triton.experimental.gluon import language as gl
 
@@ -53,14 +56,15 @@ def compile_hopper(tile: HopperTile, n: int, k: int, dtype: torch.dtype = torch.
     from ernie_vit.kernels.hopper.linear_work import Plan
 
     quick_gelu, residual = n == 5120, n == 1280 or k == 5120
-    plan = Plan(tile, n, k, 132, dtype, bias=True, quick_gelu=quick_gelu, residual=residual, num_rows=True)
+    parts = {"bias": True, "quick_gelu": quick_gelu, "residual": residual, "num_rows": True}
+    plan = Plan(tile, n, k, 132, dtype, **parts, rotary_half=rotary_half)
     element = "bf16" if dtype is torch.bfloat16 else "fp16"
 
-    def descriptor(rows: int, columns: int) -> str | None:
-        if not columns or not rows:
+    def descriptor(*block: int) -> str | None:
+        if 0 in block:
             return None
-        layout = gl.NVMMASharedLayout.get_default_for([rows, columns], plan.DTYPE.value)
-        return f"tensordesc<{element}[{rows}, {columns}],{layout!r}>"
+        layout = gl.NVMMASharedLayout.get_default_for(list(block), plan.DTYPE.value)
+        return f"tensordesc<{element}{list(block)},{layout!r}>"
 
     main, tail = tile.column_parts
     out, out_tail = (descriptor(tile.block_rows, part.value) for part in (plan.OUT_MAIN, plan.OUT_TAIL))
@@ -68,6 +72,7 @@ def compile_hopper(tile: HopperTile, n: int, k: int, dtype: torch.dtype = torch.
         "x": descriptor(tile.block_rows, tile.block_k),
         "weight": descriptor(main, tile.block_k),
         "weight_tail": descriptor(tail, tile.block_k),
+        "weight_pairs": descriptor(2, 8, tile.block_k) if rotary_half else None,
         "out": out,
         "out_tail": out_tail,
         "residual": out if residual else None,
@@ -75,6 +80,7 @@ def compile_hopper(tile: HopperTile, n: int, k: int, dtype: torch.dtype = torch.
         "out_ptr": f"*{element}",
         "bias_ptr": f"*{element}",
         "num_rows_ptr": "*i32",
+        "table_ptr": "*fp32" if rotary_half else None,
         "capacity": "i32",
     }
     signature = {name: type_ for name, type_ in types.items() if type_ is not None}
@@ -143,6 +149,20 @@ def test_hopper_tile(n: int, k: int, tile: HopperTile) -> None:
     check(found)
     assert found.wgmma > 0
     assert found.tma > 0
+
+
+@pytest.mark.parametrize("tile", [case.values[2] for case in HOPPER_CASES if case.values[:2] == (3840, 1280)], ids=name)
+def test_hopper_tile_with_rotary(tile: HopperTile) -> None:
+    found, bare = compile_hopper(tile, 3840, 1280, rotary_half=40), compile_hopper(tile, 3840, 1280)
+    check(found)
+    assert found.wgmma == bare.wgmma
+    # a box of 16 columns each, in place of one or two: once in the loop, and once a stage that is fetched ahead
+    main, tail = tile.column_parts
+    boxes = (main + tail) // 16
+    assert found.tma == bare.tma + boxes * (1 + (tile.stages if tile.pdl else 0))
+    # cosines and sines of two neighbouring channels at a time
+    columns, row_blocks = tile.columns, tile.row_blocks if not tile.ping_pong else tile.groups * tile.rows // 64
+    assert len(re.findall(r"LDG\.E\.64\b", found.assembly)) == row_blocks * columns // 16 * 2 * 2
 
 
 def test_hopper_tile_in_half_precision() -> None:
