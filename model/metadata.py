@@ -85,8 +85,6 @@ class EncoderMetadata:
         return [max(frames // 2, 1) * height * width // 4 for frames, height, width in self.grid_thw]
 
 
-# torch.compile runs this, and prepare_encoder_metadata, while it traces; its guards on the sizes trace others anew.
-@torch.compiler.assume_constant_result
 def item_sizes(grid_thw: Grid) -> Sizes:
     """Check the items' sizes: frames, height and width in patches of each image or video, as plain integers.
 
@@ -98,6 +96,9 @@ def item_sizes(grid_thw: Grid) -> Sizes:
             of frames above one (a token takes two frames; nothing is dropped without a word).
     """
     rows = grid_thw.tolist() if isinstance(grid_thw, (Tensor, np.ndarray)) else grid_thw
+    if torch.compiler.is_compiling():
+        # sizes decide what is traced: len(range()) makes a symbolic integer a constant, with a guard
+        rows = [[len(range(size)) for size in row] for row in rows]
     return tuple(_item_size(item, row) for item, row in enumerate(rows))
 
 
@@ -186,7 +187,7 @@ def unpack_metadata(packed: Tensor, plan: EncoderPlan) -> EncoderMetadata:
     )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # torch.compile runs it while it traces
 def prepare_encoder_metadata(
     grid_thw: Grid,
     *,
