@@ -1,6 +1,12 @@
-"""The rotary table of a forward pass, and the rotation of q and k, against eager pieces and torch.compile."""
+"""The rotary table of a pass, and the rotation of q and k: alone, and in the qkv projection's epilogue.
+
+    pytest bench/bench_rotary.py -k projection
+
+measures the projection whose epilogue rotates against the projection and the rotation one after the other.
+"""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +14,8 @@ from torch import Tensor
 
 from bench.measure import Case, Inputs, Provider, Reference
 from bench.sizes import FRAMES, HEAD_DIM, HEADS, HIDDEN
+from ernie_vit.kernels.linear import linear
+from ernie_vit.kernels.qkv_rotary import leaves_paired, qkv_rotary, qkv_rotary_ref
 from ernie_vit.kernels.rotary import apply_rotary, apply_rotary_ref, rotary_table, rotary_table_ref, row_positions
 
 
@@ -76,3 +84,53 @@ def test_rotation(rows: int, run_case: Callable[[Case], None]) -> None:
     }
     moved = 2 * rows * 2 * HIDDEN * 2 + 4 * rows * HEAD_DIM
     run_case(Case("rotary", "rotation", rows, inputs, providers, 6 * rows * HIDDEN, moved))
+
+
+def natural(qkv: Tensor) -> Tensor:
+    """Paired order undone."""
+    q_and_k = qkv[:, :2].unflatten(-1, (-1, 2, 8)).transpose(-3, -2).flatten(-3)
+    return torch.cat((q_and_k, qkv[:, 2:]), dim=1)
+
+
+def project_then_rotate(inputs: Inputs, num_rows: Tensor) -> Tensor:
+    qkv = linear(inputs["x"], inputs["weight"], inputs["bias"], num_rows=num_rows)
+    return apply_rotary(qkv.view(-1, 3, HEADS, HEAD_DIM), inputs["table"], num_rows=num_rows)
+
+
+def project_and_rotate_eagerly(inputs: Inputs) -> Tensor:
+    qkv = torch.nn.functional.linear(inputs["x"], inputs["weight"], inputs["bias"]).view(-1, 3, HEADS, HEAD_DIM)
+    qkv[:, :2] = rotate_eagerly({"qkv": qkv, "table": inputs["table"]})
+    return qkv
+
+
+@pytest.mark.parametrize("rows", FRAMES)
+def test_projection(rows: int, run_case: Callable[[Case], None]) -> None:
+    every, eighth = (torch.tensor([live], dtype=torch.int32, device="cuda") for live in (rows, rows // 8))
+    table = rotary_table(*plan(rows), num_rows=rows, head_dim=HEAD_DIM)
+
+    def inputs(seed: int) -> Inputs:
+        torch.manual_seed(seed)
+        like = {"device": "cuda", "dtype": torch.bfloat16}
+        return {
+            "x": torch.randn(rows, HIDDEN, **like),
+            "weight": torch.randn(3 * HIDDEN, HIDDEN, **like) / HIDDEN**0.5,
+            "bias": torch.randn(3 * HIDDEN, **like),
+            "table": table.clone(),
+        }
+
+    def exact(i: Inputs) -> Tensor:
+        return qkv_rotary_ref(*(i[name].double() for name in ("x", "weight", "bias", "table")), num_heads=HEADS)
+
+    separate = Reference(exact, lambda i: qkv_rotary_ref(**i, num_heads=HEADS))
+    example = inputs(0)
+    paired = leaves_paired(example["x"], example["weight"], HEADS)
+    fused = replace(separate, part=natural) if paired else separate
+    providers = {
+        "ours": Provider(lambda i: qkv_rotary(**i, num_heads=HEADS, num_rows=every), fused),
+        "ours, 1/8 live": Provider(lambda i: qkv_rotary(**i, num_heads=HEADS, num_rows=eighth), fused, live=rows // 8),
+        "linear, then rotary": Provider(lambda i: project_then_rotate(i, every), separate),
+        "cuBLAS + eager rotation": Provider(project_and_rotate_eagerly, separate),
+    }
+    elements = rows * HIDDEN + 3 * HIDDEN**2 + rows * 3 * HIDDEN
+    flops = 2 * rows * 3 * HIDDEN**2
+    run_case(Case("rotary", "projection", rows, inputs, providers, flops, 2 * elements + 4 * rows * HEAD_DIM))

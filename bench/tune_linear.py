@@ -21,6 +21,8 @@ from torch import Tensor
 
 from ernie_vit.kernels.dispatch import why_not_hopper
 from ernie_vit.kernels.linear import linear_ref
+from ernie_vit.kernels.qkv_rotary import qkv_rotary_ref
+from ernie_vit.kernels.rotary import rotate
 from ernie_vit.kernels.tiles.linear import (
     HOPPER_DEFAULT,
     HOPPER_TILES,
@@ -37,20 +39,23 @@ REPLAYS = 7
 # A tile stays a candidate if its waves * area is at most this much above the best candidate's.
 HOPELESS = 1.6
 CHECKED_ROWS = 128
+HEAD_DIM = 80
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A linear of the tower and its epilogue."""
+    """A linear of the tower and its epilogue; ``rotary``: rotates q and k."""
 
     n: int
     k: int
     quick_gelu: bool = False
     residual: bool = False
+    rotary: bool = False
 
 
 WEIGHTS = {
     "qkv": Weight(3840, 1280),
+    "qkv_rotary": Weight(3840, 1280, rotary=True),
     "proj": Weight(1280, 1280, residual=True),
     "fc1": Weight(5120, 1280, quick_gelu=True),
     "fc2": Weight(1280, 5120, residual=True),
@@ -70,29 +75,35 @@ class Inputs:
         self.weight = [(random(n, k) / k**0.5).bfloat16() for _ in range(ROTATED)]
         self.bias = random(n).bfloat16()
         self.residual = [random(rows, n).bfloat16() if weight.residual else None for _ in range(ROTATED)]
+        angles = random(rows, HEAD_DIM // 2)
+        self.table = torch.stack((angles.cos(), angles.sin()), dim=1) if weight.rotary else None
         self.out = torch.empty(rows, n, dtype=torch.bfloat16, device="cuda")
         self.num_rows = torch.tensor([rows], dtype=torch.int32, device="cuda")
 
     def launch(self, tile: HopperTile | TritonTile, turn: int) -> None:
+        arguments = (self.x[turn], self.weight[turn], self.bias, self.residual[turn], self.num_rows, self.out)
         if isinstance(tile, HopperTile):
             from ernie_vit.kernels.hopper.linear import launch_linear
+
+            launch_linear(*arguments, quick_gelu=self.kind.quick_gelu, tile=tile, table=self.table)
         else:
-            from ernie_vit.kernels.triton.linear import launch_linear
-        launch_linear(
-            self.x[turn],
-            self.weight[turn],
-            self.bias,
-            self.residual[turn],
-            self.num_rows,
-            self.out,
-            quick_gelu=self.kind.quick_gelu,
-            tile=tile,
-        )
+            from ernie_vit.kernels.triton.linear import launch_linear as launch_plain_linear
+
+            launch_plain_linear(*arguments, quick_gelu=self.kind.quick_gelu, tile=tile)
+            if self.table is not None:
+                rotate(self.as_heads(self.out), self.table, self.num_rows)
 
     def bare(self, turn: int) -> None:
         F.linear(self.x[turn], self.weight[turn], self.bias)
 
+    def as_heads(self, qkv: Tensor) -> Tensor:
+        return qkv.view(len(qkv), 3, -1, HEAD_DIM)
+
     def eager(self, turn: int) -> Tensor:
+        if self.table is not None:
+            return qkv_rotary_ref(
+                self.x[turn], self.weight[turn], self.bias, self.table, num_heads=self.kind.n // (3 * HEAD_DIM)
+            ).flatten(1)
         activation = "quick_gelu" if self.kind.quick_gelu else None
         return linear_ref(
             self.x[turn], self.weight[turn], self.bias, activation=activation, residual=self.residual[turn]
@@ -103,16 +114,24 @@ class Inputs:
         self.out.fill_(float("nan"))
         self.launch(tile, 0)
         rows = slice(-CHECKED_ROWS, None)
-        residual = self.residual[0]
-        exact = linear_ref(
-            self.x[0][rows].double(),
-            self.weight[0].double(),
-            self.bias.double(),
-            activation="quick_gelu" if self.kind.quick_gelu else None,
-            residual=None if residual is None else residual[rows].double(),
-        )
+        out = self.out[rows]
+        if self.table is not None and isinstance(tile, HopperTile):  # channels of q and k in paired order
+            q_and_k, v = self.as_heads(out).split([2, 1], dim=1)
+            q_and_k = q_and_k.unflatten(-1, (-1, 2, 8)).transpose(-3, -2).flatten(-3)
+            out = torch.cat((q_and_k, v), dim=1).flatten(1)
+        exact = self.exact(rows)
         budget = 1.02 * (self.eager(0)[rows].double() - exact).norm()
-        return bool((self.out[rows].double() - exact).norm() <= budget) and not self.out.isnan().any()
+        return bool((out.double() - exact).norm() <= budget) and not self.out.isnan().any()
+
+    def exact(self, rows: slice) -> Tensor:
+        x, weight, bias = self.x[0][rows].double(), self.weight[0].double(), self.bias.double()
+        if self.table is not None:
+            heads = self.kind.n // (3 * HEAD_DIM)
+            return qkv_rotary_ref(x, weight, bias, self.table[rows].double(), num_heads=heads).flatten(1)
+        residual = self.residual[0]
+        activation = "quick_gelu" if self.kind.quick_gelu else None
+        residual = None if residual is None else residual[rows].double()
+        return linear_ref(x, weight, bias, activation=activation, residual=residual)
 
 
 def microseconds(call: Callable[..., object], *arguments: object) -> float:
@@ -161,6 +180,13 @@ def cost(tile: HopperTile | TritonTile, weight: Weight, rows: int, multiprocesso
     return -(-tiles // multiprocessors) * tile.rows * tile.columns
 
 
+def suits(tile: HopperTile | TritonTile, weight: Weight) -> bool:
+    """Whether the tile can have the weight's epilogue: see ``rotary_fits``."""
+    if not weight.rotary or isinstance(tile, TritonTile):
+        return True
+    return tile.block_k == 64 and weight.n // 3 * 2 % tile.columns == 0
+
+
 def compiles(task: tuple[Weight, HopperTile | TritonTile]) -> bool:
     """Launch once, in a process of the pool; False if the tile does not fit this GPU."""
     from triton.runtime.errors import OutOfResources
@@ -199,7 +225,7 @@ def main(names: list[str], sizes: list[int], kernel: str | None, workers: int) -
     click.echo(f"{properties.name}, {multiprocessors} multiprocessors, torch {torch.__version__}, microseconds a call")
 
     candidates = hopper_candidates() if hopper else triton_candidates()
-    tasks = [(WEIGHTS[name], tile) for name in names for tile in candidates]
+    tasks = [(WEIGHTS[name], tile) for name in names for tile in candidates if suits(tile, WEIGHTS[name])]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         fitting = {task for task, fits in zip(tasks, pool.map(compiles, tasks), strict=True) if fits}
 
@@ -207,14 +233,14 @@ def main(names: list[str], sizes: list[int], kernel: str | None, workers: int) -
         weight = WEIGHTS[name]
         for rows in sizes:
             inputs = Inputs(weight, rows)
-            costs = {tile: cost(tile, weight, rows, multiprocessors) for tile in candidates}
+            costs = {tile: cost(tile, weight, rows, multiprocessors) for tile in candidates if suits(tile, weight)}
             limit = HOPELESS * min(costs.values())
             regimes = (
                 HOPPER_TILES[weight.n, weight.k] if hopper else triton_regimes(architecture(device), float32=False)
             )
             shipped = regimes.at(rows)
             times = {}
-            for tile in dict.fromkeys([shipped, *candidates]):
+            for tile in dict.fromkeys([shipped, *costs]):
                 if tile != shipped and (costs[tile] > limit or (weight, tile) not in fitting):
                     continue
                 if not inputs.is_right(tile):

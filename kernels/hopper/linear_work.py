@@ -111,7 +111,7 @@ def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout
     return gl.NVMMASharedLayout.get_default_for([rows, columns], DTYPES[dtype])
 
 
-class Descriptor(TensorDescriptor):
+class Descriptor(TensorDescriptor):  # type: ignore[misc]  # Triton has no types
     """A TMA descriptor of a tensor that the linear has checked: the checks of its base cost more than all the rest."""
 
     def __post_init__(self) -> None:

@@ -260,8 +260,7 @@ def row_regimes(device: torch.device) -> tuple[int, ...]:
     A pass with room for each of these many rows, and one with room for more than the last, run every tile that a
     model of one dtype and shape can come to on the device.
     """
+    bounds = triton_regimes(architecture(device), float32=False).bounds
     if why_not_hopper(device, torch.bfloat16) is None:
         bounds = HOPPER_BOUNDS
-    else:
-        bounds = triton_regimes(architecture(device), float32=False).bounds
     return tuple(sorted({*bounds, EARLY_ROWS})) if launches_early(device) else bounds
