@@ -41,13 +41,18 @@ def write_late(source: Tensor, target: Tensor, live: Tensor, num_rows: Tensor) -
 @pytest.mark.parametrize("rows", [256, 576, 1296, 2000])
 @pytest.mark.parametrize(("n", "k"), list(HOPPER_TILES))
 def test_nothing_is_read_before_the_kernel_before_has_written_it(n: int, k: int, rows: int) -> None:
+    # the epilogues of the tower, whose kernels other tests compile too
     reason = why_not_hopper(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
     if reason is not None:
         pytest.skip(reason)
     x = torch.randn(rows, k, device="cuda").bfloat16()
     weight = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16()
-    residual = torch.randn(rows, n, device="cuda").bfloat16()
-    full = linear(x, weight, residual=residual)
+    epilogue = {
+        "bias": torch.randn(n, device="cuda").bfloat16(),
+        "activation": "quick_gelu" if n == 5120 else None,
+        "residual": torch.randn(rows, n, device="cuda").bfloat16() if n == 1280 else None,
+    }
+    full = linear(x, weight, **epilogue, num_rows=torch.tensor([rows], dtype=torch.int32, device="cuda"))
     late, num_rows = torch.empty_like(x), torch.zeros(1, dtype=torch.int32, device="cuda")
     lives = torch.arange(40, dtype=torch.int32, device="cuda") * 389 % (rows + 1)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
@@ -57,7 +62,7 @@ def test_nothing_is_read_before_the_kernel_before_has_written_it(n: int, k: int,
         late.fill_(float("nan"))
         torch.cuda.synchronize()  # the old count is there, and the two launches below follow each other at once
         write_late(x, late, lives[step : step + 1], num_rows)
-        out = linear(late, weight, residual=residual, num_rows=num_rows)
+        out = linear(late, weight, **epilogue, num_rows=num_rows)
         live = torch.arange(rows, device="cuda")[:, None] < lives[step]
         wrong += ((out != full) & live).sum()
     assert wrong.item() == 0

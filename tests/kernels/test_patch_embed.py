@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from accuracy import assert_within_budget
+from accuracy import assert_within_budget, relative_error
 from torch import Tensor
 
 from ernie_vit.kernels.compilation import compilations
@@ -24,7 +24,12 @@ def inputs(
 def check(pixels: Tensor, weight: Tensor) -> None:
     rounded = pixels.to(weight.dtype)  # the cast is part of the operation, not of its error
     exact = patch_embed_ref(rounded.double(), weight.double())
-    assert_within_budget(patch_embed(pixels, weight), patch_embed_ref(pixels, weight), exact)
+    out = patch_embed(pixels, weight)
+    if weight.dtype == torch.float32:
+        # cuBLAS may cut the sum over 588 columns into shorter ones; added in order, each term brings half an eps
+        assert relative_error(out, exact) <= PIXELS**0.5 * torch.finfo(torch.float32).eps / 2
+    else:
+        assert_within_budget(out, patch_embed_ref(pixels, weight), exact)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
