@@ -114,12 +114,16 @@ def launch(
     num_rows: Tensor | None,
     *,
     quick_gelu: bool,
+    hopper: bool,
     table: Tensor | None = None,
 ) -> Tensor:
-    """Allocate the output and launch the kernel of the device, on its current stream.
+    """Allocate the output and launch a kernel on the device of ``x``, on its current stream.
 
-    Which kernel runs depends on the device, dtype, N, K, strides and alignment; which tile, on the rows as well. With
-    ``table`` q and k are rotated in the epilogue, where ``runs_on_hopper`` and ``rotary_fits``.
+    Args:
+        x, weight, bias, residual, num_rows: as of ``linear``, checked; ``x`` may have another dtype than the others.
+        quick_gelu: whether the activation is applied.
+        hopper: ``runs_on_hopper`` of the tensors: which kernel runs. Which tile, depends on the rows as well.
+        table: of a qkv projection whose epilogue rotates q and k; only with ``hopper``, where ``rotary_fits``.
     """
     reason = why_not_triton(x.device)
     if reason is not None:
@@ -128,7 +132,7 @@ def launch(
     out = torch.empty((x.shape[0], n), dtype=weight.dtype, device=x.device)
     if not x.shape[0]:
         return out
-    if runs_on_hopper(x, weight, residual):
+    if hopper:
         from ernie_vit.kernels.hopper.linear import launch_linear
 
         tile = hopper_regimes(n, k).at(x.shape[0])
@@ -169,7 +173,8 @@ def _run(
     residual: Tensor | None,
     num_rows: Tensor | None,
 ) -> Tensor:
-    return launch(x, weight, bias, residual, num_rows, quick_gelu=activation == "quick_gelu")
+    hopper = runs_on_hopper(x, weight, residual)
+    return launch(x, weight, bias, residual, num_rows, quick_gelu=activation == "quick_gelu", hopper=hopper)
 
 
 @torch.library.register_fake("ernie_vit::linear")

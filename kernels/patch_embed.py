@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
-from ernie_vit.kernels.linear import launch
+from ernie_vit.kernels.linear import launch, runs_on_hopper
 
 
 def patch_embed(pixel_values: Tensor, weight: Tensor, *, num_rows: Tensor | None = None) -> Tensor:
@@ -57,7 +57,8 @@ torch.library.define("ernie_vit::patch_embed", "(Tensor pixel_values, Tensor wei
 
 @torch.library.impl("ernie_vit::patch_embed", ["cpu", "cuda"])
 def _run(pixel_values: Tensor, weight: Tensor, num_rows: Tensor | None) -> Tensor:
-    return launch(pixel_values, weight, None, None, num_rows, quick_gelu=False)
+    hopper = runs_on_hopper(pixel_values, weight)
+    return launch(pixel_values, weight, None, None, num_rows, quick_gelu=False, hopper=hopper)
 
 
 @torch.library.register_fake("ernie_vit::patch_embed")

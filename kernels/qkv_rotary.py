@@ -93,12 +93,15 @@ torch.library.define(
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor, num_heads: int, num_rows: Tensor | None
 ) -> Tensor:
-    paired = leaves_paired(x, weight, num_heads)
-    out = launch(x, weight, bias, None, num_rows, quick_gelu=False, table=table if paired else None)
-    out = out.view(x.shape[0], 3, num_heads, weight.shape[0] // (3 * num_heads))
-    if not paired:
-        rotate(out, table, num_rows)
-    return out
+    n, k = weight.shape
+    head_dim = n // (3 * num_heads)
+    hopper = runs_on_hopper(x, weight)
+    fused = hopper and rotary_fits(n, k, head_dim)
+    out = launch(x, weight, bias, None, num_rows, quick_gelu=False, hopper=hopper, table=table if fused else None)
+    qkv = out.view(x.shape[0], 3, num_heads, head_dim)
+    if not fused:
+        rotate(qkv, table, num_rows)
+    return qkv
 
 
 @torch.library.register_fake("ernie_vit::qkv_rotary")
