@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.measure import Case, Inputs, Provider, Reference
 from bench.sizes import FRAMES, HEAD_DIM, HEADS, HIDDEN
 from ernie_vit.kernels.linear import linear
-from ernie_vit.kernels.qkv_rotary import leaves_paired, qkv_rotary, qkv_rotary_ref
+from ernie_vit.kernels.qkv_rotary import leaves_paired, natural_order, qkv_rotary, qkv_rotary_ref
 from ernie_vit.kernels.rotary import apply_rotary, apply_rotary_ref, rotary_table, rotary_table_ref, row_positions
 
 
@@ -86,12 +86,6 @@ def test_rotation(rows: int, run_case: Callable[[Case], None]) -> None:
     run_case(Case("rotary", "rotation", rows, inputs, providers, 6 * rows * HIDDEN, moved))
 
 
-def natural(qkv: Tensor) -> Tensor:
-    """Paired order undone."""
-    q_and_k = qkv[:, :2].unflatten(-1, (-1, 2, 8)).transpose(-3, -2).flatten(-3)
-    return torch.cat((q_and_k, qkv[:, 2:]), dim=1)
-
-
 def project_then_rotate(inputs: Inputs, num_rows: Tensor) -> Tensor:
     qkv = linear(inputs["x"], inputs["weight"], inputs["bias"], num_rows=num_rows)
     return apply_rotary(qkv.view(-1, 3, HEADS, HEAD_DIM), inputs["table"], num_rows=num_rows)
@@ -124,7 +118,7 @@ def test_projection(rows: int, run_case: Callable[[Case], None]) -> None:
     separate = Reference(exact, lambda i: qkv_rotary_ref(**i, num_heads=HEADS))
     example = inputs(0)
     paired = leaves_paired(example["x"], example["weight"], HEADS)
-    fused = replace(separate, part=natural) if paired else separate
+    fused = replace(separate, part=natural_order) if paired else separate
     providers = {
         "ours": Provider(lambda i: qkv_rotary(**i, num_heads=HEADS, num_rows=every), fused),
         "ours, 1/8 live": Provider(lambda i: qkv_rotary(**i, num_heads=HEADS, num_rows=eighth), fused, live=rows // 8),

@@ -16,17 +16,22 @@ from torch import Tensor
 from ernie_vit.kernels.dispatch import why_not_hopper
 from ernie_vit.kernels.hopper.linear import launch_linear
 from ernie_vit.kernels.linear import linear_ref
+from ernie_vit.kernels.qkv_rotary import natural_order, qkv_rotary_ref
 from ernie_vit.kernels.tiles.linear import HOPPER_DEFAULT, HOPPER_TILES, HopperTile
 from ernie_vit.kernels.triton.grid import multiprocessors
 
 PAIRS = 10  # a graph
 POISON = -777.0
+QKV, HEAD_DIM = (3840, 1280), 80
 
 
 class Soak:
-    """One weight and tile: a graph of poisoned launches, and how many numbers were wrong."""
+    """One weight and tile: a graph of poisoned launches, and how many numbers were wrong.
 
-    def __init__(self, n: int, k: int, tile: HopperTile, generator: torch.Generator) -> None:
+    ``rotary``: of a qkv projection, whose q and k are rotated.
+    """
+
+    def __init__(self, n: int, k: int, tile: HopperTile, generator: torch.Generator, *, rotary: bool = False) -> None:
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device="cuda")
 
@@ -40,6 +45,8 @@ class Soak:
         # as in the tower: fc1 has the activation, proj and fc2 the residual
         self.quick_gelu = (n, k) == (5120, 1280)
         self.residual = random(self.rows, n).bfloat16() if n == 1280 else None
+        angles = random(self.rows, HEAD_DIM // 2)
+        self.table = torch.stack((angles.cos(), angles.sin()), dim=1) if rotary else None
         self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
         self.outs = [torch.empty(self.rows, n, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
 
@@ -48,26 +55,29 @@ class Soak:
         self.lives = [*round_and_ragged, *drawn.tolist()]
 
     def launch(self, num_rows: Tensor, out: Tensor) -> None:
-        launch_linear(
-            self.x, self.weight, self.bias, self.residual, num_rows, out, quick_gelu=self.quick_gelu, tile=self.tile
-        )
+        arguments = (self.x, self.weight, self.bias, self.residual, num_rows, out)
+        launch_linear(*arguments, quick_gelu=self.quick_gelu, tile=self.tile, table=self.table)
 
     def relative_error(self) -> tuple[float, float]:
         """Of the tile and of plain PyTorch, to float64, on the first rows."""
-        activation = "quick_gelu" if self.quick_gelu else None
         rows = slice(256)
-        residual = None if self.residual is None else self.residual[rows]
-        plain = linear_ref(self.x[rows], self.weight, self.bias, activation=activation, residual=residual)
-        exact = linear_ref(
-            self.x[rows].double(),
-            self.weight.double(),
-            self.bias.double(),
-            activation=activation,
-            residual=None if residual is None else residual.double(),
-        )
         self.launch(torch.tensor([self.rows], dtype=torch.int32, device="cuda"), self.outs[0])
-        errors = [(out.double() - exact).norm() / exact.norm() for out in (self.outs[0][rows], plain)]
+        out = self.outs[0][rows]
+        if self.table is not None:
+            out = natural_order(out.unflatten(1, (3, -1, HEAD_DIM))).flatten(1)
+        exact = self.reference(rows, torch.float64)
+        plain = self.reference(rows, torch.bfloat16)
+        errors = [(result.double() - exact).norm() / exact.norm() for result in (out, plain)]
         return errors[0].item(), errors[1].item()
+
+    def reference(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        x, weight, bias = self.x[rows].to(dtype), self.weight.to(dtype), self.bias.to(dtype)
+        if self.table is not None:
+            table = self.table[rows].to(torch.promote_types(dtype, torch.float32))
+            return qkv_rotary_ref(x, weight, bias, table, num_heads=len(weight) // (3 * HEAD_DIM)).flatten(1)
+        activation = "quick_gelu" if self.quick_gelu else None
+        residual = None if self.residual is None else self.residual[rows].to(dtype)
+        return linear_ref(x, weight, bias, activation=activation, residual=residual)
 
     def run(self, launches: int) -> int:
         """The wrong numbers among the outputs of at least ``launches`` launches."""
@@ -101,17 +111,19 @@ def main(launches: int, seed: int) -> None:
         raise click.ClickException(reason)
     generator = torch.Generator(device).manual_seed(seed)
     failed = False
-    cases = [(shape, tile) for shape, regimes in HOPPER_TILES.items() for tile in dict.fromkeys(regimes.tiles)]
-    cases += [((5120, 5120), tile) for tile in dict.fromkeys(HOPPER_DEFAULT.tiles)]
-    for (n, k), tile in cases:
+    cases = [(shape, tile, False) for shape, regimes in HOPPER_TILES.items() for tile in dict.fromkeys(regimes.tiles)]
+    cases += [((5120, 5120), tile, False) for tile in dict.fromkeys(HOPPER_DEFAULT.tiles)]
+    cases += [(QKV, tile, True) for tile in dict.fromkeys(HOPPER_TILES[QKV].tiles)]
+    for (n, k), tile, rotary in cases:
         start = time.perf_counter()
-        soak = Soak(n, k, tile, generator)
+        soak = Soak(n, k, tile, generator, rotary=rotary)
         error, budget = soak.relative_error()
         wrong = soak.run(launches)
         right = wrong == 0 and error <= 1.02 * budget
         failed |= not right
+        name = f"{n}x{k}" + " with rotary" * rotary
         click.echo(
-            f"{'ok  ' if right else 'FAIL'} {n}x{k} {tile} rows {soak.rows}: {wrong} wrong numbers, "
+            f"{'ok  ' if right else 'FAIL'} {name} {tile} rows {soak.rows}: {wrong} wrong numbers, "
             f"error {error:.2e} (plain PyTorch {budget:.2e}), {time.perf_counter() - start:.1f} s"
         )
     sys.exit(failed)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ernie_vit.kernels.dispatch import why_not_hopper
 from ernie_vit.kernels.linear import linear_ref
-from ernie_vit.kernels.qkv_rotary import qkv_rotary_ref
+from ernie_vit.kernels.qkv_rotary import natural_order, qkv_rotary_ref
 from ernie_vit.kernels.rotary import rotate
 from ernie_vit.kernels.tiles.linear import (
     HOPPER_DEFAULT,
@@ -115,10 +115,8 @@ class Inputs:
         self.launch(tile, 0)
         rows = slice(-CHECKED_ROWS, None)
         out = self.out[rows]
-        if self.table is not None and isinstance(tile, HopperTile):  # channels of q and k in paired order
-            q_and_k, v = self.as_heads(out).split([2, 1], dim=1)
-            q_and_k = q_and_k.unflatten(-1, (-1, 2, 8)).transpose(-3, -2).flatten(-3)
-            out = torch.cat((q_and_k, v), dim=1).flatten(1)
+        if self.table is not None and isinstance(tile, HopperTile):
+            out = natural_order(self.as_heads(out)).flatten(1)
         exact = self.exact(rows)
         budget = 1.02 * (self.eager(0)[rows].double() - exact).norm()
         return bool((out.double() - exact).norm() <= budget) and not self.out.isnan().any()

@@ -83,6 +83,13 @@ def leaves_paired(x: Tensor, weight: Tensor, num_heads: int) -> bool:
     return rotary_fits(n, k, n // (3 * num_heads)) and runs_on_hopper(x, weight)
 
 
+def natural_order(qkv: Tensor) -> Tensor:
+    """A copy of what ``qkv_rotary`` returned in paired order, with the channels of q and k in natural order."""
+    q_and_k, v = qkv.split([2, 1], dim=1)
+    q_and_k = q_and_k.unflatten(-1, (-1, 2, 8)).transpose(-3, -2).flatten(-3)
+    return torch.cat((q_and_k, v), dim=1)
+
+
 torch.library.define(
     "ernie_vit::qkv_rotary",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor table, int num_heads, Tensor? num_rows) -> Tensor",

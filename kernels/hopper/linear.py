@@ -8,6 +8,8 @@ the end.
 Cooperative: the groups hold the row blocks of one tall tile (five blocks over three groups as 2 + 2 + 1).
 Ping-pong: each group has a tile of its own, so that one group's epilogue runs under another's wgmma.
 
+With a table of angles it is the qkv projection of which q and k leave rotated (``linear_rotary.py``).
+
 Programmatic dependent launch: weights are fetched before ``gdc_wait``, everything else after it, and every program
 waits, so that a kernel which has waited for this one has waited for all before it. The Gluon names are Triton 3.6's.
 """

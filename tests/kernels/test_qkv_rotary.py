@@ -6,7 +6,7 @@ from accuracy import assert_within_budget, relative_error
 from torch import Tensor
 
 from ernie_vit.kernels.linear import linear
-from ernie_vit.kernels.qkv_rotary import leaves_paired, qkv_rotary, qkv_rotary_ref
+from ernie_vit.kernels.qkv_rotary import leaves_paired, natural_order, qkv_rotary, qkv_rotary_ref
 from ernie_vit.kernels.rotary import apply_rotary
 from ernie_vit.kernels.tiles.linear import HOPPER_BOUNDS, HOPPER_TILES, rotary_fits
 
@@ -52,10 +52,7 @@ class Case:
 
     def natural(self, qkv: Tensor) -> Tensor:
         """With the channels of q and k in natural order."""
-        if not leaves_paired(self.x, self.weight, self.heads):
-            return qkv
-        q_and_k = qkv[:, :2].unflatten(-1, (-1, 2, 8)).transpose(-3, -2).flatten(-3)
-        return torch.cat((q_and_k, qkv[:, 2:]), dim=1)
+        return natural_order(qkv) if leaves_paired(self.x, self.weight, self.heads) else qkv
 
     def check(self, qkv: Tensor, rows: slice = slice(None)) -> None:
         """Each of q, k and v, and the scores, whose heads need no natural order."""
@@ -140,6 +137,15 @@ def test_the_reference_is_differentiable() -> None:
     arguments = case.arguments(torch.float64)
     arguments[1].requires_grad_()
     assert torch.autograd.gradcheck(lambda *tensors: qkv_rotary_ref(*tensors, num_heads=1), arguments)
+
+
+def test_paired_order_is_the_documented_one() -> None:
+    channels = torch.arange(80)
+    group, i = channels // 16, channels % 16
+    stands_for = torch.where(i < 8, 8 * group + i, 40 + 8 * group + i - 8)  # as the docstring of qkv_rotary says
+    natural = torch.randn(4, 3, 2, 80)
+    paired = torch.cat((natural[:, :2, :, stands_for], natural[:, 2:]), dim=1)
+    assert torch.equal(natural_order(paired), natural)
 
 
 def test_which_weights_are_rotated_in_the_epilogue() -> None:
