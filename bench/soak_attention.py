@@ -20,8 +20,8 @@ from bench.measure import relative_error
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention_ref
 from ernie_vit.kernels.hopper.attention import launch_attention
-from ernie_vit.kernels.tiles.attention import HOPPER_TILES, HopperTile, work_list_shape
-from ernie_vit.kernels.triton.work_list import launch_work_list
+from ernie_vit.kernels.tiles.attention import HOPPER_TILES, HopperTile
+from ernie_vit.kernels.triton.work_list import make_work_list
 
 HEADS, HEAD_DIM = 16, 80
 SPARE_ROWS = 200
@@ -43,9 +43,7 @@ class Launches:
         self.cu_seqlens = torch.tensor([0, *lengths, 0, 0]).cumsum(0).to(torch.int32).cuda()
         self.qkv = torch.full((rows, 3, HEADS, HEAD_DIM), float("nan"), dtype=dtype, device="cuda")
         self.qkv[: self.live].normal_()
-        shape = work_list_shape(rows, len(self.cu_seqlens) - 1, HEADS, tile.rows)
-        self.work_list = torch.empty(shape, dtype=torch.int32, device="cuda")
-        launch_work_list(self.cu_seqlens, self.work_list, num_rows=rows, num_heads=HEADS, tile_rows=tile.rows)
+        self.work_list = make_work_list(self.cu_seqlens, tile, num_rows=rows, num_heads=HEADS)
 
     def poisoned(self) -> Tensor:
         return torch.full_like(self.qkv[:, 0], float("nan"), memory_format=torch.contiguous_format)

@@ -23,8 +23,16 @@ from bench.measure import Inputs, capture, relative_error, seconds
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention_ref
 from ernie_vit.kernels.rotary import apply_rotary
-from ernie_vit.kernels.tiles.attention import HopperTile, PlainTile, attention_tile, work_list_shape
-from ernie_vit.kernels.triton.work_list import launch_work_list
+from ernie_vit.kernels.tiles.attention import (
+    HOPPER_LONG,
+    HOPPER_MIDDLE,
+    HOPPER_SHORT,
+    HOPPER_TWO_ROUNDS,
+    HopperTile,
+    PlainTile,
+    attention_tile,
+)
+from ernie_vit.kernels.triton.work_list import make_work_list
 
 HEADS, HEAD_DIM = 16, 80
 INPUTS = 3  # rotated
@@ -34,11 +42,13 @@ EARLY_ROWS = 4096  # above this no early launch is tried
 
 # Columns of the table; early launch is varied apart.
 HOPPER_CANDIDATES = {
-    "1 persistent": HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120, early=False),
-    "2 persistent": HopperTile(warpgroups=2, turns=True, persistent=True, programs=1, maxnreg=None, early=False),
-    "2 an item": HopperTile(warpgroups=2, turns=True, persistent=False, programs=1, maxnreg=None, early=False),
-    "3 persistent": HopperTile(warpgroups=3, turns=True, persistent=True, programs=1, maxnreg=None, early=False),
-    "3 an item": HopperTile(warpgroups=3, turns=True, persistent=False, programs=1, maxnreg=None, early=False),
+    "1 persistent": HOPPER_SHORT,
+    "2 persistent": HOPPER_TWO_ROUNDS,
+    "2 an item": replace(HOPPER_TWO_ROUNDS, persistent=False),
+    "3 persistent": replace(HOPPER_MIDDLE, cut=False),
+    "3 pers., cut": replace(HOPPER_MIDDLE, cut=True),
+    "3 an item": replace(HOPPER_LONG, cut=False),
+    "3 an item, cut": replace(HOPPER_LONG, cut=True),
 }
 PLAIN_CANDIDATES = {
     "64, 2 stages, 2": PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=2),
@@ -97,10 +107,7 @@ def launcher(tile: Tile, case: Case) -> Callable[[Tensor, Tensor], None]:
         from ernie_vit.kernels.hopper.attention import launch_attention
     else:
         from ernie_vit.kernels.triton.attention import launch_attention
-    cu_seqlens = case.offsets()
-    shape = work_list_shape(case.capacity, len(cu_seqlens) - 1, HEADS, tile.rows)
-    work_list = torch.empty(shape, dtype=torch.int32, device="cuda")
-    launch_work_list(cu_seqlens, work_list, num_rows=case.capacity, num_heads=HEADS, tile_rows=tile.rows)
+    work_list = make_work_list(case.offsets(), tile, num_rows=case.capacity, num_heads=HEADS)
 
     def launch(qkv: Tensor, out: Tensor) -> None:
         launch_attention(*qkv.unbind(1), out, work_list, scale=HEAD_DIM**-0.5, tile=tile)

@@ -6,9 +6,9 @@ rows, head_dim]``: it reads q, k and v where the projection left them, writes ea
 scores in registers.
 
 Sequences are row ranges between neighbouring entries of ``cu_seqlens``, which stays on the device. A forward
-pass lays out the work once, in a list of (first query row, first row and end of the sequence, head), longest
-sequences first and the tiles of one head next to each other, so that its keys and values stay in the L2 cache;
-all blocks of the tower use the one list.
+pass lays out the work once, in a list of (first query row and the one after the last, the same of the sequence,
+head), longest sequences first and the tiles of one head next to each other, so that its keys and values stay in the
+L2 cache; all blocks of the tower use the one list.
 
 Rounding: products and softmax in float32; the weights ``exp(s - max)`` are rounded to the input's dtype before
 they meet v, their sum is taken unrounded; one rounding of the result. A row's bits depend on its own sequence
@@ -26,10 +26,12 @@ from torch import Tensor
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_tensor, refuse_gradient
 from ernie_vit.kernels.tiles.attention import (
+    PIECE_ROWS,
     HopperTile,
     PlainTile,
     architecture,
     attention_tile,
+    items_at_once,
     plain_tile,
     work_list_shape,
 )
@@ -67,7 +69,7 @@ def attention(
     _check_inputs(q, k, v, max_seqlen, scale)
     check_tensor("cu_seqlens", cu_seqlens, shape=[None], dtypes=[torch.int32], device=q.device)
     if work_list is not None:
-        check_tensor("work_list", work_list, shape=[None, 4], dtypes=[torch.int32], device=q.device)
+        check_tensor("work_list", work_list, shape=[None, 5], dtypes=[torch.int32], device=q.device)
     refuse_gradient("attention", q, k, v)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     out: Tensor = torch.ops.ernie_vit.attention(q, k, v, cu_seqlens, max_seqlen, scale, work_list)
@@ -108,9 +110,10 @@ def attention_work_list(
     """Lay out the work of ``attention`` on q, k, v ``[num_rows, num_heads, head_dim]`` of ``dtype``, on the device.
 
     Returns:
-        int32 ``[1 + items, 4]``: row 0 holds the count of items that ``cu_seqlens`` has, the next ``count`` rows one
-        item each: first query row, first row of its sequence, end row of its sequence, head. The shape follows from the
-        host integers and the shape of ``cu_seqlens``; rows past the count are not written.
+        int32 ``[1 + items, 5]``: row 0 holds the count of items that ``cu_seqlens`` has, the next ``count`` rows one
+        item each: first query row and the one after the last, first row of its sequence and the one after the last,
+        head. The shape follows from the host integers and the shape of ``cu_seqlens``; rows past the count are not
+        written.
 
     Raises:
         TypeError, ValueError: as ``attention``.
@@ -130,19 +133,37 @@ def attention_work_list_ref(
     _check_sizes(max_seqlen, head_dim, dtype)
     offsets = cu_seqlens.tolist()
     _check_offsets(offsets, num_rows, max_seqlen)
-    tile_rows = _tile(cu_seqlens, dtype, head_dim, num_rows, max_seqlen).rows
+    tile = _tile(cu_seqlens, dtype, head_dim, num_rows, max_seqlen)
+    at_once = items_at_once(tile, cu_seqlens.device)
+    items = items_ref(offsets, num_heads, tile.rows, at_once)
+    shape = work_list_shape(num_rows, len(offsets) - 1, num_heads, tile.rows, at_once)
+    work_list = torch.zeros(shape, dtype=torch.int32, device=cu_seqlens.device)
+    work_list[: 1 + len(items)] = torch.tensor([(len(items), 0, 0, 0, 0), *items], dtype=torch.int32)
+    return work_list
+
+
+def items_ref(
+    offsets: Sequence[int], num_heads: int, tile_rows: int, at_once: int
+) -> list[tuple[int, int, int, int, int]]:
+    """The items of a work list. ``at_once`` of them make a round; those of the last are cut if all pieces fit in it."""
     longest_first = sorted(pairwise(offsets), key=lambda sequence: sequence[0] - sequence[1])
     items = [
-        (row, first, end, head)
+        (row, min(row + tile_rows, end), first, end, head)
         for first, end in longest_first
         for head in range(num_heads)
         for row in range(first, end, tile_rows)
     ]
-    work_list = torch.zeros(
-        work_list_shape(num_rows, len(offsets) - 1, num_heads, tile_rows), dtype=torch.int32, device=cu_seqlens.device
-    )
-    work_list[: 1 + len(items)] = torch.tensor([(len(items), 0, 0, 0), *items], dtype=torch.int32)
-    return work_list
+    last = len(items) % at_once
+    whole = len(items) - last
+    most = -(-tile_rows // PIECE_ROWS)
+    pieces = min(most, at_once // max(last, 1))
+    rows = -(-most // pieces) * PIECE_ROWS
+    cut = [
+        (row + piece * rows, min(row + (piece + 1) * rows, row_end), first, end, head)
+        for row, row_end, first, end, head in items[whole:]
+        for piece in range(pieces)
+    ]
+    return [*items[:whole], *cut]
 
 
 def _check_inputs(
@@ -200,15 +221,6 @@ def _on_device(device: torch.device) -> AbstractContextManager[None]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _make_work_list(cu_seqlens: Tensor, num_rows: int, num_heads: int, tile_rows: int) -> Tensor:
-    from ernie_vit.kernels.triton.work_list import launch_work_list
-
-    shape = work_list_shape(num_rows, cu_seqlens.shape[0] - 1, num_heads, tile_rows)
-    work_list = cu_seqlens.new_empty(shape)
-    launch_work_list(cu_seqlens, work_list, num_rows=num_rows, num_heads=num_heads, tile_rows=tile_rows)
-    return work_list
-
-
 torch.library.define(
     "ernie_vit::attention_work_list",
     "(Tensor cu_seqlens, int num_rows, int max_seqlen, int num_heads, int head_dim, ScalarType dtype) -> Tensor",
@@ -227,7 +239,9 @@ def _run_work_list(
         _check_offsets(cu_seqlens.tolist(), num_rows, max_seqlen)
     tile = _tile(cu_seqlens, dtype, head_dim, num_rows, max_seqlen)
     with _on_device(cu_seqlens.device):
-        return _make_work_list(cu_seqlens, num_rows, num_heads, tile.rows)
+        from ernie_vit.kernels.triton.work_list import make_work_list
+
+        return make_work_list(cu_seqlens, tile, num_rows=num_rows, num_heads=num_heads)
 
 
 @torch.library.register_fake("ernie_vit::attention_work_list")
@@ -235,7 +249,8 @@ def _fake_work_list(
     cu_seqlens: Tensor, num_rows: int, max_seqlen: int, num_heads: int, head_dim: int, dtype: torch.dtype
 ) -> Tensor:
     tile = _tile(cu_seqlens, dtype, head_dim, num_rows, max_seqlen)
-    return cu_seqlens.new_empty(work_list_shape(num_rows, cu_seqlens.shape[0] - 1, num_heads, tile.rows))
+    at_once = items_at_once(tile, cu_seqlens.device)
+    return cu_seqlens.new_empty(work_list_shape(num_rows, cu_seqlens.shape[0] - 1, num_heads, tile.rows, at_once))
 
 
 @torch.library.impl("ernie_vit::attention", ["cpu", "cuda"])
@@ -246,7 +261,7 @@ def _run(
     if q.device.type == "cpu":
         _check_offsets(cu_seqlens.tolist(), rows, max_seqlen)
     tile = _tile(cu_seqlens, q.dtype, head_dim, rows, max_seqlen)
-    shape = work_list_shape(rows, cu_seqlens.shape[0] - 1, heads, tile.rows)
+    shape = work_list_shape(rows, cu_seqlens.shape[0] - 1, heads, tile.rows, items_at_once(tile, q.device))
     if work_list is not None and tuple(work_list.shape) != shape:
         raise ValueError(
             f"work_list: expected shape {list(shape)} for these rows, sequences and heads, got {list(work_list.shape)}"
@@ -254,12 +269,14 @@ def _run(
 
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     with _on_device(q.device):
+        from ernie_vit.kernels.triton.work_list import make_work_list
+
         if isinstance(tile, HopperTile):
             from ernie_vit.kernels.hopper.attention import launch_attention, readable
 
             if all(readable(x) for x in (q, k, v)):
                 if work_list is None:
-                    work_list = _make_work_list(cu_seqlens, rows, heads, tile.rows)
+                    work_list = make_work_list(cu_seqlens, tile, num_rows=rows, num_heads=heads)
                 launch_attention(q, k, v, out, work_list, scale=scale, tile=tile)
                 return out
             # TMA cannot describe these strides. Plain Triton can, but its items have another height.
@@ -268,7 +285,7 @@ def _run(
         from ernie_vit.kernels.triton.attention import launch_attention as launch_plain_attention
 
         if work_list is None:
-            work_list = _make_work_list(cu_seqlens, rows, heads, tile.rows)
+            work_list = make_work_list(cu_seqlens, tile, num_rows=rows, num_heads=heads)
         launch_plain_attention(q, k, v, out, work_list, scale=scale, tile=tile)
     return out
 

@@ -16,7 +16,6 @@ from ernie_vit.kernels.tiles.attention import (
     PlainTile,
     architecture,
     plain_tile,
-    work_list_shape,
 )
 
 NAN = float("nan")
@@ -87,16 +86,14 @@ def with_tile(
     tile: PlainTile | HopperTile, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, out: Tensor | None = None
 ) -> Tensor:
     """Attention by one tile, into a buffer of NaN."""
-    from ernie_vit.kernels.triton.work_list import launch_work_list
+    from ernie_vit.kernels.triton.work_list import make_work_list
 
     if isinstance(tile, HopperTile):
         from ernie_vit.kernels.hopper.attention import launch_attention
     else:
         from ernie_vit.kernels.triton.attention import launch_attention
     rows, heads, head_dim = q.shape
-    shape = work_list_shape(rows, len(cu_seqlens) - 1, heads, tile.rows)
-    work_list = torch.empty(shape, dtype=torch.int32, device=q.device)
-    launch_work_list(cu_seqlens, work_list, num_rows=rows, num_heads=heads, tile_rows=tile.rows)
+    work_list = make_work_list(cu_seqlens, tile, num_rows=rows, num_heads=heads)
     out = torch.full(q.shape, NAN, dtype=q.dtype, device=q.device) if out is None else out
     launch_attention(q, k, v, out, work_list, scale=head_dim**-0.5, tile=tile)
     return out

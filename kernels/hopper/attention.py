@@ -84,16 +84,17 @@ class Shared:
 
 @gluon.jit
 def load_item(work_list_ptr, item):
-    """First query row, first and end row of the sequence, head.
+    """First and end query row, first and end row of the sequence, head.
 
     Volatile, so that loading it again costs a load and not the registers to keep it.
     """
-    item_ptr = work_list_ptr + 4 * (1 + item)
+    item_ptr = work_list_ptr + 5 * (1 + item)
     row = gl.load(item_ptr, volatile=True)
-    first = gl.load(item_ptr + 1, volatile=True)
-    end = gl.load(item_ptr + 2, volatile=True)
-    head = gl.load(item_ptr + 3, volatile=True)
-    return row, first, end, head
+    row_end = gl.load(item_ptr + 1, volatile=True)
+    first = gl.load(item_ptr + 2, volatile=True)
+    end = gl.load(item_ptr + 3, volatile=True)
+    head = gl.load(item_ptr + 4, volatile=True)
+    return row, row_end, first, end, head
 
 
 @gluon.jit
@@ -105,7 +106,7 @@ def producer(q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shar
     slot, taken = 0, 0
     count = gl.load(work_list_ptr)
     # Each item is loaded ahead, the first one beside the count: nothing waits for it. Past the count it is not used.
-    row, first, end, head = load_item(work_list_ptr, gl.program_id(0))
+    row, _, first, end, head = load_item(work_list_ptr, gl.program_id(0))
     for item in range(gl.program_id(0), count, gl.num_programs(0)):
         blocks = gl.cdiv(end - first, KEYS)
         column = head * HEAD_DIM
@@ -135,7 +136,27 @@ def producer(q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shar
                 mbarrier.arrive(full, count=1)
             slot += 1
         taken += 1  # noqa: SIM113  Triton has no enumerate
-        row, first, end, head = load_item(work_list_ptr, gl.minimum(item + gl.num_programs(0), count - 1))
+        row, _, first, end, head = load_item(work_list_ptr, gl.minimum(item + gl.num_programs(0), count - 1))
+
+
+@gluon.jit
+def pass_by(item, slot, taken, work_list_ptr, shared, W: gl.constexpr, TURNS: gl.constexpr):
+    """``attend`` for a warpgroup without rows in the item: it lets go of every slot, and of its turns."""
+    WARPGROUPS: gl.constexpr = shared.q_main.shape[0]
+    _, _, first, end, _ = load_item(work_list_ptr, item)
+    blocks = gl.cdiv(end - first, KEYS)
+    turn = slot - 2 * taken + 1
+    mbarrier.wait(shared.q_full, taken & 1)
+    mbarrier.arrive(shared.q_empty, count=1)
+    for j in range(blocks + 1):
+        stage = slot % STAGES
+        mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
+        if TURNS and (j > 0) & (j < blocks):
+            mbarrier.wait(shared.turn.index(W), ((turn + j) & 1) ^ (1 if W == 0 else 0))
+            mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
+        mbarrier.arrive(shared.empty.index(stage), count=1)
+        slot += 1
+    return slot, taken + 1
 
 
 @gluon.jit
@@ -157,7 +178,7 @@ def attend(
     OUT_TAIL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
     DTYPE: gl.constexpr = shared.q_main.dtype
     WARPGROUPS: gl.constexpr = shared.q_main.shape[0]
-    row, first, end, head = load_item(work_list_ptr, item)
+    row, row_end, first, end, head = load_item(work_list_ptr, item)
     length = end - first
     first_slot = slot
     # Parity of this warpgroup's turns before this item: an item has blocks + 1 slots and blocks - 1 turns.
@@ -212,7 +233,7 @@ def attend(
     mbarrier.arrive(shared.q_empty, count=1)
     slot += 1
     stage = slot % STAGES
-    row, first, end, head = load_item(work_list_ptr, item)
+    row, row_end, first, end, head = load_item(work_list_ptr, item)
     mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
     if end - first < KEYS:
         # each warpgroup zeroes what it will read, and all write the same values: no barrier between them
@@ -229,9 +250,34 @@ def attend(
     row += 64 * W
     STRIDE: gl.constexpr = HEADS * HEAD_DIM
     out_rows = out_ptr + row.to(gl.int64) * STRIDE + head * HEAD_DIM
-    store_rows(out_rows, out_main, factor, end - row, STRIDE)
-    store_rows(out_rows + MAIN, out_tail, factor, end - row, STRIDE)
+    store_rows(out_rows, out_main, factor, row_end - row, STRIDE)
+    store_rows(out_rows + MAIN, out_tail, factor, row_end - row, STRIDE)
     return slot + 1, taken + 1
+
+
+@gluon.jit
+def take(
+    item,
+    slot,
+    taken,
+    out_ptr,
+    work_list_ptr,
+    scale_log2,
+    shared,
+    W: gl.constexpr,
+    HEADS: gl.constexpr,
+    TURNS: gl.constexpr,
+):
+    """``attend``, or ``pass_by`` where the item ends before this warpgroup's rows. Every item has rows of the first."""
+    if W == 0:
+        slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+    else:
+        row, row_end, _, _, _ = load_item(work_list_ptr, item)
+        if row + 64 * W < row_end:
+            slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+        else:
+            slot, taken = pass_by(item, slot, taken, work_list_ptr, shared, W, TURNS)
+    return slot, taken
 
 
 @gluon.jit
@@ -253,10 +299,10 @@ def consumer(
     if PERSISTENT:
         slot, taken = 0, 0
         for item in range(gl.program_id(0), count, gl.num_programs(0)):
-            slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+            slot, taken = take(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
     elif gl.program_id(0) < count:
         item, zero = gl.program_id(0), gl.to_tensor(0)
-        attend(item, zero, zero, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+        take(item, zero, zero, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
 
 
 @gluon.jit(do_not_specialize=["scale_log2"])
@@ -268,7 +314,7 @@ def attention_kernel(
     v_main,
     v_tail,
     out_ptr,  # [rows, HEADS, HEAD_DIM], contiguous
-    work_list_ptr,  # [1 + items, 4] int32: the count, then first query row, first row and end of the sequence, head
+    work_list_ptr,  # [1 + items, 5] int32: the count; then query rows from and to, the sequence's from and to, head
     scale_log2,  # scale * log2(e)
     HEADS: gl.constexpr,
     WARPGROUPS: gl.constexpr,

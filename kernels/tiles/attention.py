@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from ernie_vit.kernels import dispatch
+from ernie_vit.kernels.triton.grid import multiprocessors
 
 HOPPER_HEAD_DIM = 80
+# Of the rows of a piece, where items are cut: a warpgroup's.
+PIECE_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class HopperTile:
     persistent: bool  # one program walks over many items; else one program an item
     programs: int  # resident on a multiprocessor at once
     maxnreg: int | None  # registers a thread at entry; None: as many as the threads leave
+    cut: bool  # the last round's items are cut into pieces where many multiprocessors would be idle
     early: bool  # may start before the kernel before has ended
 
     @property
@@ -42,17 +46,18 @@ class HopperTile:
 
 # A Gluon tile is shipped after a soak of thousands of launches on poisoned outputs (bench/soak_attention.py), for bf16
 # and fp16. One of 64 keys a step with maxnreg=80 had passed single checks and was wrong in nearly every launch.
-HOPPER_SHORT = HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120, early=True)
-HOPPER_MANY_SHORT = replace(HOPPER_SHORT, early=False)
-HOPPER_ONE_ROUND = HopperTile(warpgroups=3, turns=True, persistent=False, programs=1, maxnreg=None, early=True)
-HOPPER_TWO_ROUNDS = HopperTile(warpgroups=2, turns=True, persistent=True, programs=1, maxnreg=None, early=True)
-HOPPER_MIDDLE = HopperTile(warpgroups=3, turns=True, persistent=True, programs=1, maxnreg=None, early=False)
-HOPPER_LONG = replace(HOPPER_ONE_ROUND, early=False)
-HOPPER_TILES = (HOPPER_SHORT, HOPPER_MANY_SHORT, HOPPER_ONE_ROUND, HOPPER_TWO_ROUNDS, HOPPER_MIDDLE, HOPPER_LONG)
+HOPPER_SHORT = HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120, cut=False, early=False)
+HOPPER_SHORTEST = replace(HOPPER_SHORT, early=True)
+HOPPER_TWO_ROUNDS = HopperTile(
+    warpgroups=2, turns=True, persistent=True, programs=1, maxnreg=None, cut=False, early=False
+)
+HOPPER_MIDDLE = replace(HOPPER_TWO_ROUNDS, warpgroups=3, cut=True)
+HOPPER_LONG = replace(HOPPER_MIDDLE, persistent=False)
+HOPPER_TILES = (HOPPER_SHORTEST, HOPPER_SHORT, HOPPER_TWO_ROUNDS, HOPPER_MIDDLE, HOPPER_LONG)
 
 # Where the Gluon tile changes: the last number of rows, and the greatest max_seqlen, before each change. Numbers of
-# sequences on either side of the third change, at any number of rows below three million.
-ROW_BOUNDS = (1024, 1536, 2048)
+# sequences on either side of the change by their number, at any number of rows below three million.
+ROW_BOUNDS = (384, 1024, 1536, 2048)
 SEQLEN_BOUNDS = (256, 2048)
 SEQUENCE_COUNTS = (1, 4096)
 
@@ -60,39 +65,53 @@ SEQUENCE_COUNTS = (1, 4096)
 def hopper_tile(num_rows: int, max_seqlen: int, num_sequences: int) -> HopperTile:
     """The Gluon tile for ``num_rows`` rows in at most ``num_sequences`` sequences (capacities, as the host knows them).
 
-    Time goes with rounds: ``ceil(items / 132)`` on 132 multiprocessors, or / 264 with two programs on each. A round
-    takes 56 us for 4,096 keys by three warpgroups, 44 by two, 52 by two programs of one (H200, 700 W, triton 3.6.0,
-    bf16). So for one sequence and 16 heads, at the end of each range:
+    Microseconds for 16 heads, by one, two or three warpgroups, in persistent programs or a program an item, without
+    cut (H200, 700 W, triton 3.6.0, bf16):
 
-    ============  ==================  =======  ================
-    rows up to    one warpgroup, x 2  two      three
-    ============  ==================  =======  ================
-    1,024         52                  44       56
-    1,536         104                 88       56
-    2,048         104                 88       112
-    3,072         156                 132      112
-    4,608         260                 220      168
-    ============  ==================  =======  ================
+    =============================  =====  =====  =======  =====  =======
+    rows                           1      2      2, item  3      3, item
+    =============================  =====  =====  =======  =====  =======
+    256                            5.2    7.2    6.8      8.7    8.5
+    576                            10.0   11.1   10.7     13.8   13.3
+    1,024                          14.6   15.5   15.0     19.4   18.8
+    1,296                          30.1   34.3   36.0     24.9   23.8
+    1,728                          42.4   43.2   44.8     56.4   55.8
+    2,304                          70.7   76.8   80.6     71.2   69.2
+    3,996                          175.0  171.6  178.4    175.1  171.0
+    4,096                          174.8  170.0  177.1    173.0  169.7
+    6,912                          500    490    505      475.5  462.5
+    16,060                         2,854  2,708  2,684    2,463  2,487
+    16 x 256                       21.6   24.7   31.2     30.8   37.7
+    8 x 576                        44.4   45.7   54.1     40.0   43.3
+    8 x 1,296                      169.5  174.0  197.5    155.7  161.6
+    576, 1,296, 4,096, 256, 1,728  234.8  233.8  246.5    230.0  215.7
+    1,296 in (16,384 rows, 1)      29.9   34.2   39.7     24.9   31.1
+    1,296 in (16,384, 64)          29.9   34.2   47.1     24.9   39.2
+    16,060 in (16,384, 64)         2,569  2,711  2,693    2,475  2,489
+    =============================  =====  =====  =======  =====  =======
 
-    Up to 1,024 rows one warpgroup's shorter start decides (256 rows: 5.2 us, three warpgroups 8.9), and 192-row items
-    waste a third of sequences of 256 rows. Above 2,048 the rounds are many, and three warpgroups cost least a row.
+    Time goes with rounds: ``ceil(items / 132)`` on 132 multiprocessors, or / 264 with two programs on each. Up to
+    1,024 rows one warpgroup's shorter start decides, and 192-row items waste a third of sequences of 256 rows. Up to
+    1,536 rows three warpgroups need one round, up to 2,048 two warpgroups two. Above, the rounds are many, and three
+    warpgroups cost least a row.
 
     One program an item is balanced by the hardware as items end, where long and shorter sequences are mixed; but
     each program that a capacity allows for and a batch has not costs 6 ns. Persistent programs pay nothing for those,
-    and their items overlap at the ends (8 x 1,296: 154 us, an item each 161). So an item each is for one round and
-    for long sequences, and for few: at most a quarter more programs than full items, and one a multiprocessor.
+    and their items overlap at the ends. So an item each is for one round and for long sequences, and for few: at most
+    a quarter more programs than full items, one a multiprocessor, and the pieces that the last round may be cut into.
 
-    An early launch pays for small inputs, where the start is a part of the time that counts.
+    An early launch behind the rotary kernel gains 0.2 us of the two kernels' 7.4 at 256 rows, and loses from 576 rows
+    on: 12.5 against 12.8 there, 28.1 against 30.6 at 1,296.
     """
-    one_warpgroup, one_round, two_rounds = ROW_BOUNDS
+    shortest, one_warpgroup, one_round, two_rounds = ROW_BOUNDS
     short, middle = SEQLEN_BOUNDS
     few = num_sequences <= num_rows // (4 * 192) + 8
-    if num_rows <= one_warpgroup:
+    if num_rows <= shortest:
+        return HOPPER_SHORTEST
+    if num_rows <= one_warpgroup or max_seqlen <= short:
         return HOPPER_SHORT
-    if max_seqlen <= short:
-        return HOPPER_MANY_SHORT
     if num_rows <= one_round:
-        return HOPPER_ONE_ROUND if few else HOPPER_MIDDLE
+        return HOPPER_LONG if few else HOPPER_MIDDLE
     if num_rows <= two_rounds:
         return HOPPER_TWO_ROUNDS
     return HOPPER_LONG if few and max_seqlen > middle else HOPPER_MIDDLE
@@ -135,10 +154,18 @@ def attention_tile(
     return plain_tile(architecture(device), dtype)
 
 
-def work_list_shape(num_rows: int, num_sequences: int, num_heads: int, tile_rows: int) -> tuple[int, int]:
+def items_at_once(tile: PlainTile | HopperTile, device: torch.device) -> int:
+    """How many items make a round, for the maker of the work list; 1 if it shall cut none."""
+    return multiprocessors(device) * tile.programs if isinstance(tile, HopperTile) and tile.cut else 1
+
+
+def work_list_shape(num_rows: int, num_sequences: int, num_heads: int, tile_rows: int, at_once: int) -> tuple[int, int]:
     """Shape of the work list: a row for the count, and as many items as any ``num_sequences`` sequences can have.
 
-    A sequence of n rows has at most ``n // tile_rows + 1`` tiles, and never more than n.
+    A sequence of n rows has at most ``n // tile_rows + 1`` tiles, and never more than n. The pieces of a last round of
+    ``at_once`` items stay in this round.
     """
     tiles = min(num_rows // tile_rows + num_sequences, num_rows)
-    return 1 + num_heads * tiles, 4
+    last = num_heads * tiles % at_once
+    pieces = -(-tile_rows // PIECE_ROWS)
+    return 1 + num_heads * tiles + min((pieces - 1) * last, at_once - last if last else 0), 5

@@ -42,7 +42,7 @@ def attention_kernel(
     k_ptr,  # as q
     v_ptr,  # as q
     out_ptr,  # as q, contiguous
-    work_list_ptr,  # [1 + items, 4] int32: the count, then first query row, first row and end of the sequence, head
+    work_list_ptr,  # [1 + items, 5] int32: the count; then query rows from and to, the sequence's from and to, head
     stride_qr,  # strides of rows and heads, in units of VECTOR elements
     stride_qh,
     stride_kr,
@@ -74,15 +74,16 @@ def attention_kernel(
     stride_vh = stride_vh.to(tl.int64) * VECTOR
 
     for item in range(tl.program_id(0), tl.load(work_list_ptr), tl.num_programs(0)):
-        item_ptr = work_list_ptr + 4 * (1 + item)
+        item_ptr = work_list_ptr + 5 * (1 + item)
         row = tl.load(item_ptr)
-        first = tl.load(item_ptr + 1)
-        end = tl.load(item_ptr + 2)
-        head = tl.load(item_ptr + 3)
+        row_end = tl.load(item_ptr + 1)
+        first = tl.load(item_ptr + 2)
+        end = tl.load(item_ptr + 3)
+        head = tl.load(item_ptr + 4)
         q_head = q_ptr + head * stride_qh
         k_head = k_ptr + head * stride_kh
         v_head = v_ptr + head * stride_vh
-        mask_m = row + offs_m < end
+        mask_m = row + offs_m < row_end
         rows_m = (row + offs_m).to(tl.int64)
 
         q = _rows_of(q_head, rows_m, offs_d, stride_qr, mask_m, HEAD_DIM, True)  # [BLOCK_M, MAIN]

@@ -1,12 +1,14 @@
 """Programmatic dependent launch: attention starts before the kernel that writes q, k, v and the work list has ended."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attention_cases import NAN, fused, offsets
 from torch import Tensor
 
 from ernie_vit.kernels.dispatch import why_not_hopper
-from ernie_vit.kernels.tiles.attention import HOPPER_TILES, HopperTile, work_list_shape
+from ernie_vit.kernels.tiles.attention import HOPPER_TILES, HopperTile
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -14,7 +16,10 @@ gdc_launch_dependents = pytest.importorskip("triton.language.extra.cuda").gdc_la
 
 pytestmark = pytest.mark.gpu
 
-EARLY_TILES = [tile for tile in HOPPER_TILES if tile.early]
+# those that ship without it must be ready for it too
+EARLY_TILES = sorted(
+    {replace(tile, early=True) for tile in HOPPER_TILES}, key=lambda tile: (tile.rows, tile.persistent)
+)
 # Few, so that attention, whose programs take a multiprocessor's whole register file, finds free ones beside them.
 PROGRAMS = 4
 
@@ -36,15 +41,13 @@ def _write_late(source_ptr, target_ptr, list_ptr, late_list_ptr, numel, list_num
 
 
 def work_list_of(lengths: list[int], rows: int, heads: int, tile: HopperTile) -> Tensor:
-    from ernie_vit.kernels.triton.work_list import launch_work_list
+    from ernie_vit.kernels.triton.work_list import make_work_list
 
     cu_seqlens = offsets(lengths, "cuda", padded=4 - len(lengths))
-    work_list = torch.zeros(work_list_shape(rows, 4, heads, tile.rows), dtype=torch.int32, device="cuda")
-    launch_work_list(cu_seqlens, work_list, num_rows=rows, num_heads=heads, tile_rows=tile.rows)
-    return work_list
+    return make_work_list(cu_seqlens, tile, num_rows=rows, num_heads=heads)
 
 
-@pytest.mark.parametrize("tile", EARLY_TILES, ids=lambda tile: f"{tile.rows} rows")
+@pytest.mark.parametrize("tile", EARLY_TILES, ids=lambda tile: f"{tile.rows} rows{' persistent' * tile.persistent}")
 def test_nothing_is_read_before_the_kernel_before_has_written_it(tile):
     reason = why_not_hopper(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
     if reason is not None:

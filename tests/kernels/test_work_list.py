@@ -1,11 +1,14 @@
 """The list of attention's items: which query rows of which sequence and head, longest sequences first."""
 
+from collections import Counter
+from itertools import accumulate
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ernie_vit.kernels.attention import attention_work_list, attention_work_list_ref
+from ernie_vit.kernels.attention import attention_work_list, attention_work_list_ref, items_ref
 from ernie_vit.kernels.tiles.attention import work_list_shape
 
 CASES = {
@@ -78,35 +81,86 @@ def test_reference_covers_every_row_of_every_head_once(lengths, num_heads):
         cu_seqlens, num_rows=sum(lengths), max_seqlen=300, num_heads=num_heads, head_dim=80, dtype=torch.float32
     )
     (count, *_), *items = made.tolist()
-    tile_rows = 32  # of float32
-    seen = [(r, head) for row, _, end, head in items[:count] for r in range(row, min(row + tile_rows, end))]
-    assert sorted(seen) == [(r, head) for r in range(sum(lengths)) for head in range(num_heads)]
-    walked = [end - first for _, first, end, _ in items[:count]]
+    assert_covers_every_row_once(items[:count], lengths, num_heads)
+    assert all(row_end - row <= 32 for row, row_end, *_ in items[:count])  # float32's tile
+    walked = [end - first for _, _, first, end, _ in items[:count]]
     assert walked == sorted(walked, reverse=True)
 
 
+def assert_covers_every_row_once(items: list[list[int]], lengths: list[int], num_heads: int) -> None:
+    seen = [(r, head) for row, row_end, _, _, head in items for r in range(row, row_end)]
+    assert sorted(seen) == [(r, head) for r in range(sum(lengths)) for head in range(num_heads)]
+
+
+LENGTHS = st.lists(st.integers(0, 500), min_size=1, max_size=12)
+
+
 @given(
-    lengths=st.lists(st.integers(0, 500), max_size=20),
-    slack=st.integers(0, 300),
-    tile_rows=st.sampled_from([32, 64, 192]),
+    lengths=LENGTHS, slack=st.integers(0, 300), tile_rows=st.sampled_from([32, 64, 192]), at_once=st.integers(1, 140)
 )
-def test_shape_holds_every_item(lengths, slack, tile_rows):
-    items = sum(-(-length // tile_rows) for length in lengths)
-    assert work_list_shape(sum(lengths) + slack, len(lengths), 1, tile_rows)[0] >= 1 + items
+def test_shape_holds_every_item(lengths, slack, tile_rows, at_once):
+    offsets_ = [0, *accumulate(lengths)]
+    items = items_ref(offsets_, 2, tile_rows, at_once)
+    assert work_list_shape(offsets_[-1] + slack, len(lengths), 2, tile_rows, at_once)[0] >= 1 + len(items)
 
 
-def test_offsets_that_no_host_saw_stay_inside(device):
+@pytest.mark.parametrize(
+    ("rows", "heights"),
+    [(10 * 192, {192: 10}), (12 * 192, {192: 10, 64: 6}), (14 * 192, {192: 10, 128: 4, 64: 4}), (16 * 192, {192: 16})],
+    ids=["full rounds", "thirds", "two and one", "more than half"],
+)
+def test_heights_in_the_last_round(rows, heights):
+    """Rounds of ten: a last round of two items becomes six pieces, one of four becomes eight, one of six stays."""
+    items = items_ref([0, rows], 1, 192, 10)
+    assert Counter(row_end - row for row, row_end, *_ in items) == heights
+
+
+@pytest.mark.interpreter
+@given(lengths=LENGTHS, num_heads=st.integers(1, 3), at_once=st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_cut_of_the_last_round(lengths, num_heads, at_once):
+    """The kernel cuts as the reference does: each row of each head once, and the pieces end the last round."""
+    assert_cut_as_the_reference(lengths, num_heads, at_once, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [[16_060], [6912], [1728], [1296], [576, 1296, 0, 4096, 256, 1728]], ids=str)
+def test_cut_of_the_last_round_at_sizes_of_the_model(lengths):
+    assert_cut_as_the_reference(lengths, 16, 132, "cuda")
+
+
+def assert_cut_as_the_reference(lengths: list[int], num_heads: int, at_once: int, device: str) -> None:
+    from ernie_vit.kernels.triton.work_list import launch_work_list
+
+    cu_seqlens, num_rows = offsets(lengths, device), sum(lengths) + 100
+    shape = work_list_shape(num_rows, len(lengths), num_heads, 192, at_once)
+    made = torch.full(shape, -7, dtype=torch.int32, device=device)
+    launch_work_list(cu_seqlens, made, num_rows=num_rows, num_heads=num_heads, tile_rows=192, at_once=at_once)
+    (count, *_), *items = made.tolist()
+    assert [tuple(item) for item in items[:count]] == items_ref(cu_seqlens.tolist(), num_heads, 192, at_once)
+    assert_covers_every_row_once(items[:count], lengths, num_heads)
+    uncut = sum(-(-length // 192) for length in lengths) * num_heads
+    assert -(-count // at_once) == -(-uncut // at_once)
+
+
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_offsets_that_no_host_saw_stay_inside(device, at_once):
     """On a GPU nobody reads the offsets: whatever they hold, items lie in the rows and in the list."""
     from ernie_vit.kernels.triton.work_list import launch_work_list
 
-    num_rows, num_heads, tile_rows = 100, 2, 64
+    num_rows, num_heads, tile_rows = 100, 2, 128
     cu_seqlens = torch.tensor([-50, 500, 100, 900, 20], dtype=torch.int32, device=device)
-    shape = work_list_shape(num_rows, 4, num_heads, tile_rows)
-    memory = torch.full((shape[0] + 8, 4), -7, dtype=torch.int32, device=device)
-    launch_work_list(cu_seqlens, memory[: shape[0]], num_rows=num_rows, num_heads=num_heads, tile_rows=tile_rows)
+    shape = work_list_shape(num_rows, 4, num_heads, tile_rows, at_once)
+    memory = torch.full((shape[0] + 8, 5), -7, dtype=torch.int32, device=device)
+    launch_work_list(
+        cu_seqlens, memory[: shape[0]], num_rows=num_rows, num_heads=num_heads, tile_rows=tile_rows, at_once=at_once
+    )
     (count, *_), *items = memory.tolist()
     assert 0 < count < shape[0]
-    assert all(0 <= first <= row < end <= num_rows and 0 <= head < num_heads for row, first, end, head in items[:count])
+    for row, row_end, first, end, head in items[:count]:
+        assert 0 <= first <= row < num_rows
+        assert first < row_end <= end <= num_rows
+        assert 0 <= head < num_heads
     assert memory[shape[0] :].eq(-7).all()
 
 
