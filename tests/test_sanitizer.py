@@ -1,4 +1,4 @@
-"""The kernels of a small tower read and write nothing out of bounds, and no thread what another one writes."""
+"""The kernels of a small tower read and write nothing out of bounds, and the plain ones race for nothing."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def test_clean(tool: str) -> None:
     if tool == "memcheck":
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # the end of a tensor is then the end of a block
     run = subprocess.run(
-        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, "sanitized_tower.py"],
+        [sanitizer, "--tool", tool, "--error-exitcode", "1", sys.executable, "sanitized_tower.py", tool],
         cwd=TESTS,
         env=environment,
         capture_output=True,

@@ -296,4 +296,4 @@ def test_generate_replays_graphs(model: Any) -> None:
     for _ in range(3):
         features(model)
     assert hf.stats(model)["calls"] == 2 * len(grids) + 3
-    assert hf.stats(model)["replays"] == 1
+    assert hf.stats(model)["replays"] == 2

@@ -110,7 +110,7 @@ def _allocating_operators() -> Operators:
         mlp=mlp,
         layer_norm=lambda x, *_, **__: torch.empty(x.shape, dtype=x.dtype),
         rotary_table=lambda *_, num_rows, head_dim, **__: torch.empty(num_rows, 2, head_dim // 2),
-        apply_rotary=lambda qkv, *_, **__: qkv,
+        qkv_rotary=lambda x, weight, *_, num_heads, **__: linear(x, weight).unflatten(1, (3, num_heads, -1)),
         attention=lambda q, *_, **__: torch.empty(q.shape, dtype=q.dtype),
         attention_arguments=lambda *_, **__: {},
     )
