@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -216,7 +216,7 @@ class ErnieVisionEncoder(nn.Module):
         """
         if (grid_thw is None) == (metadata is None):
             raise TypeError("expected one of grid_thw and metadata, got both or neither")
-        sizes = item_sizes(grid_thw) if metadata is None else metadata.grid_thw
+        sizes = metadata.grid_thw if metadata is not None else item_sizes(cast(Grid, grid_thw))
         self._check_pixels(pixel_values, sum(frames * height * width for frames, height, width in sizes))
         if self._graphs is not None and not torch.compiler.is_compiling():
             replayed = self._graphs(pixel_values, sizes)
