@@ -31,6 +31,7 @@ LENGTHS = {
 }
 DTYPES = (torch.bfloat16, torch.float16)
 PAIRS_A_GRAPH = 25
+FUSED_RATIO = 1.05  # of errors: PyTorch's flash backend splits the keys of few rows, which spares some roundings
 REPLAYS_A_BATCH = 10  # then new inputs, and one read of the counters
 
 
@@ -80,7 +81,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.nan > 0 or self.different > 0 or not self.error <= 1.02 * self.budget
+        return self.nan > 0 or self.different > 0 or not self.error <= FUSED_RATIO * self.budget
 
 
 def capture(launch: Launches, expected: Tensor) -> tuple[torch.cuda.CUDAGraph, Counters]:

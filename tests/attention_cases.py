@@ -2,9 +2,10 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 
 import torch
-from accuracy import assert_within_budget
+from accuracy import assert_within_budget, relative_error
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -22,6 +23,7 @@ NAN = float("nan")
 # Fewer values than this are compared over several draws: two errors of 5,000 values differ by a percent by luck alone.
 VALUES = 40_000
 MOST_DRAWS = 12
+FUSED_RATIO = 1.05
 
 
 def offsets(lengths: list[int], device: str, padded: int = 0) -> Tensor:
@@ -40,8 +42,24 @@ def poison(like: Tensor) -> None:
     torch.full(like.shape, NAN, dtype=like.dtype, device=like.device)
 
 
-def plain_backend(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
-    """PyTorch's attention with our rounding points, on CUDA.
+def eager_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, _max_seqlen: int, *, scale: float | None = None
+) -> Tensor:
+    """The formula in plain PyTorch at the inputs' dtype, as transformers' eager attention; the budget of an error.
+
+    Scores are rounded, scaled and rounded again; weights are rounded, after a softmax in float32.
+    """
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    for first, end in pairwise(cu_seqlens.tolist()):
+        queries, keys, values = (x[first:end].transpose(0, 1) for x in (q, k, v))  # [heads, rows, head_dim]
+        scores = queries @ keys.mT * scale
+        out[first:end] = (scores.float().softmax(-1).to(q.dtype) @ values).transpose(0, 1)
+    return out
+
+
+def fused_backend(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """PyTorch's fused attention with our rounding points, on CUDA.
 
     Left to itself it takes its math backend for few rows, which keeps the weights of a 16-bit input in float32: another
     computation. Its flash backend rounds them before they meet v, as we do, and FlashAttention after it.
@@ -51,10 +69,10 @@ def plain_backend(device: torch.device, dtype: torch.dtype) -> AbstractContextMa
     return sdpa_kernel(SDPBackend.MATH if dtype in (torch.float32, torch.float64) else SDPBackend.FLASH_ATTENTION)
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options: float) -> Tensor:
-    """Attention in plain PyTorch at the inputs' dtype; on copies, because its kernels do not take every alignment."""
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options: float) -> Tensor:
+    """Fused attention of PyTorch at the inputs' dtype; on copies, because its kernels do not take every alignment."""
     copies = [x.clone(memory_format=torch.contiguous_format) for x in (q, k, v)]
-    with plain_backend(q.device, q.dtype):
+    with fused_backend(q.device, q.dtype):
         return attention_ref(*copies, cu_seqlens, max_seqlen, **options)
 
 
@@ -65,8 +83,24 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq
     return torch.cat(outputs, dim=1)
 
 
+REFERENCES = (eager_attention, fused_attention, exact_attention)
+
+
+def assert_as_accurate(out: Tensor, eager: Tensor, fused: Tensor, exact: Tensor) -> None:
+    """``out`` is no farther from ``exact`` than the formula in plain PyTorch, nor than its fused attention by 5 %.
+
+    The fused one has our rounding points, but for few blocks of 64 query rows it splits the keys, and each part's
+    largest weight is exactly 1: measured 2.152e-3 against our 2.212e-3 (2 heads of 1,296 rows, bf16), where the formula
+    has 5.9e-3. Float32 rounds nothing between, so there the formula alone counts.
+    """
+    assert_within_budget(out, eager, exact)
+    if out.dtype != torch.float32:
+        error, same_points = relative_error(out, exact), relative_error(fused, exact)
+        assert error <= FUSED_RATIO * same_points, f"relative error {error:.3e}, fused attention's {same_points:.3e}"
+
+
 def assert_accurate(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options: float) -> Tensor:
-    """Compare the live rows with float64, within the error of plain PyTorch; return them.
+    """Compare the live rows with float64, ``assert_as_accurate``; return them.
 
     Where they are few, v's signs are drawn again for further comparisons: other sums, of the same magnitudes.
     """
@@ -75,10 +109,9 @@ def assert_accurate(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seq
     compared = []
     for _ in range(draws):
         poison(q)
-        functions = (attention, plain_attention, exact_attention)
-        compared.append([f(q, k, v, cu_seqlens, max_seqlen, **options)[:live] for f in functions])
+        compared.append([f(q, k, v, cu_seqlens, max_seqlen, **options)[:live] for f in (attention, *REFERENCES)])
         v = v * torch.randint(0, 2, v.shape, device=v.device).mul(2).sub(1).to(v.dtype)
-    assert_within_budget(*(torch.cat(outputs) for outputs in zip(*compared, strict=True)))
+    assert_as_accurate(*(torch.cat(outputs) for outputs in zip(*compared, strict=True)))
     return compared[0][0]
 
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_within_budget
 from attention_cases import (
     NAN,
+    REFERENCES,
     assert_accurate,
+    assert_as_accurate,
     backends,
-    exact_attention,
+    eager_attention,
     fused,
+    fused_backend,
     offsets,
-    plain_attention,
-    plain_backend,
     with_tile,
 )
 
@@ -43,13 +43,14 @@ def test_model_sizes(dtype, lengths):
 def test_many_short_sequences(dtype):
     count, rows, heads = 4096, 4, 16
     q, k, v = fused(count * rows, "cuda", dtype, heads=heads)
-    out = attention(q, k, v, offsets([rows] * count, "cuda"), rows)
+    cu_seqlens = offsets([rows] * count, "cuda")
+    out = attention(q, k, v, cu_seqlens, rows)
+    eager = eager_attention(q, k, v, cu_seqlens, rows)
     batches = [x.reshape(count, rows, heads, 80).transpose(1, 2) for x in (q, k, v)]
-    with plain_backend(q.device, dtype):
-        plain = F.scaled_dot_product_attention(*batches)
+    with fused_backend(q.device, dtype):
+        flash = F.scaled_dot_product_attention(*batches)
     exact = F.scaled_dot_product_attention(*(x.double() for x in batches))
-    plain, exact = (x.transpose(1, 2).flatten(0, 1) for x in (plain, exact))
-    assert_within_budget(out, plain, exact)
+    assert_as_accurate(out, eager, *(x.transpose(1, 2).flatten(0, 1) for x in (flash, exact)))
 
 
 def test_offsets_past_32_bits():
@@ -84,7 +85,7 @@ def test_replays_follow_the_offsets(max_seqlen, sequences):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = both()
-    references, compared = (plain_attention, exact_attention), []
+    compared = []
     for lengths in ([256, 64], [64, 256], [0, 200, 0], [], [1] * 12, [255] * 11, [max_seqlen], [max_seqlen // 2, 7]):
         padded = offsets(lengths, "cuda", padded=sequences - len(lengths))
         live = sum(lengths)
@@ -98,8 +99,8 @@ def test_replays_follow_the_offsets(max_seqlen, sequences):
         assert out[live:].eq(7.0).all()
         expected = attention(q, k, v, padded, max_seqlen)
         assert torch.equal(out[:live], expected[:live])
-        compared += [(out[:live].clone(), *(f(q, k, v, padded, max_seqlen)[:live] for f in references))]
-    assert_within_budget(*(torch.cat(outputs) for outputs in zip(*compared, strict=True)))
+        compared += [(out[:live].clone(), *(f(q, k, v, padded, max_seqlen)[:live] for f in REFERENCES))]
+    assert_as_accurate(*(torch.cat(outputs) for outputs in zip(*compared, strict=True)))
 
 
 def test_runs_without_waiting_for_the_device():
