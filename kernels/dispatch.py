@@ -61,10 +61,14 @@ def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"{torch.cuda.get_device_name(device)} is not a Hopper GPU"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the Gluon kernels take bfloat16 and float16, not {dtype}"
-    version = triton_version()
-    if version is None or ".".join(version.split(".")[:2]) not in HOPPER_TRITON:
-        return f"the Gluon kernels were soaked with triton {' and '.join(HOPPER_TRITON)}, not with {version}"
+    if not soaked_triton():
+        return f"the Gluon kernels were soaked with triton {' and '.join(HOPPER_TRITON)}, not with {triton_version()}"
     return None
+
+
+def soaked_triton() -> bool:
+    """Whether the installed Triton is one that the Gluon kernels were soaked with."""
+    return ".".join(str(triton_version()).split(".")[:2]) in HOPPER_TRITON
 
 
 @cache

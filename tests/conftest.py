@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+from ernie_vit.kernels.dispatch import HOPPER_TRITON, soaked_triton
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETED:
@@ -20,6 +22,8 @@ def _reason_to_skip(item: pytest.Item) -> str | None:
         return "needs TRITON_INTERPRET=1"
     if item.get_closest_marker("compile") and INTERPRETED:
         return "needs TRITON_INTERPRET unset: interpreted kernels cannot be compiled"
+    if item.get_closest_marker("gluon") and not soaked_triton():
+        return f"needs triton {' or '.join(HOPPER_TRITON)}, which the Gluon kernels were soaked with"
     return None
 
 

@@ -143,6 +143,7 @@ def test_default_tile_fits_everywhere(arch: str) -> None:
         assert found.shared <= SMALLEST_SHARED_MEMORY
 
 
+@pytest.mark.gluon
 @pytest.mark.parametrize(("n", "k", "tile"), HOPPER_CASES)
 def test_hopper_tile(n: int, k: int, tile: HopperTile) -> None:
     found = compile_hopper(tile, n, k)
@@ -151,6 +152,7 @@ def test_hopper_tile(n: int, k: int, tile: HopperTile) -> None:
     assert found.tma > 0
 
 
+@pytest.mark.gluon
 @pytest.mark.parametrize("tile", [case.values[2] for case in HOPPER_CASES if case.values[:2] == (3840, 1280)], ids=name)
 def test_hopper_tile_with_rotary(tile: HopperTile) -> None:
     found, bare = compile_hopper(tile, 3840, 1280, rotary_half=40), compile_hopper(tile, 3840, 1280)
@@ -165,6 +167,7 @@ def test_hopper_tile_with_rotary(tile: HopperTile) -> None:
     assert len(re.findall(r"LDG\.E\.64\b", found.assembly)) == row_blocks * columns // 16 * 2 * 2
 
 
+@pytest.mark.gluon
 def test_hopper_tile_in_half_precision() -> None:
     found = compile_hopper(HOPPER_TILES[1280, 1280].at(4000), 1280, 1280, torch.float16)
     check(found)
@@ -172,6 +175,7 @@ def test_hopper_tile_in_half_precision() -> None:
     assert "F32.BF16" not in found.assembly
 
 
+@pytest.mark.gluon
 def test_hopper_plan_is_what_triton_asks_of_a_compile_time_argument() -> None:
     from ernie_vit.kernels.hopper.linear_work import Plan
 
