@@ -76,14 +76,13 @@ def attention_kernel(
     for item in range(tl.program_id(0), tl.load(work_list_ptr), tl.num_programs(0)):
         item_ptr = work_list_ptr + 5 * (1 + item)
         row = tl.load(item_ptr)
-        row_end = tl.load(item_ptr + 1)
         first = tl.load(item_ptr + 2)
         end = tl.load(item_ptr + 3)
         head = tl.load(item_ptr + 4)
         q_head = q_ptr + head * stride_qh
         k_head = k_ptr + head * stride_kh
         v_head = v_ptr + head * stride_vh
-        mask_m = row + offs_m < row_end
+        mask_m = row + offs_m < end  # a plain tile's items are not cut: they end BLOCK_M rows on or here
         rows_m = (row + offs_m).to(tl.int64)
 
         q = _rows_of(q_head, rows_m, offs_d, stride_qr, mask_m, HEAD_DIM, True)  # [BLOCK_M, MAIN]
