@@ -10,6 +10,9 @@ again; the others follow from the first key on. So a sequence of KEYS rows or mo
 shorter one the foreign rows are masked in S and zeroed in V, and TMA fills rows before the tensor's first with
 zeros. Q rows past a sequence's end may be foreign: each makes one row of the result, which is not stored.
 
+An item may end before a warpgroup's rows. That warpgroup then passes by: it waits and arrives where it would have
+worked, so that no barrier's count depends on the item.
+
 Programmatic dependent launch (``EARLY``): barriers are set up and partitions started before the kernel before has
 ended; every partition of every program waits for it before it reads or writes global memory.
 """
@@ -28,9 +31,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.core import _aggregate as aggregate
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ernie_vit.kernels.hopper.attention_shared import Shared, load_item
 from ernie_vit.kernels.hopper.registers import pack, store_rows, thread_sums, unpack, zero_rows
 from ernie_vit.kernels.tiles.attention import HopperTile
 from ernie_vit.kernels.triton.grid import persistent_programs
@@ -49,52 +52,6 @@ STAGES = gl.constexpr(2)
 THREE_REGISTERS = gl.constexpr(160)
 TWO_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
-
-
-@aggregate
-class Shared:
-    """A program's shared memory: Q, the ring of K and V blocks, and the barriers of both."""
-
-    q_main: gl.shared_memory_descriptor  # [WARPGROUPS, 64, MAIN]
-    q_tail: gl.shared_memory_descriptor  # [WARPGROUPS, 64, TAIL]
-    k_main: gl.shared_memory_descriptor  # [STAGES, KEYS, MAIN]
-    k_tail: gl.shared_memory_descriptor
-    v_main: gl.shared_memory_descriptor
-    v_tail: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor  # [STAGES, 1]
-    empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor  # [WARPGROUPS, 1]
-
-    @gluon.constexpr_function
-    def __init__(self, q_main, q_tail, k_main, k_tail, v_main, v_tail, q_full, q_empty, full, empty, turn):
-        self.q_main = q_main
-        self.q_tail = q_tail
-        self.k_main = k_main
-        self.k_tail = k_tail
-        self.v_main = v_main
-        self.v_tail = v_tail
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.full = full
-        self.empty = empty
-        self.turn = turn
-
-
-@gluon.jit
-def load_item(work_list_ptr, item):
-    """First and end query row, first and end row of the sequence, head.
-
-    Volatile, so that loading it again costs a load and not the registers to keep it.
-    """
-    item_ptr = work_list_ptr + 5 * (1 + item)
-    row = gl.load(item_ptr, volatile=True)
-    row_end = gl.load(item_ptr + 1, volatile=True)
-    first = gl.load(item_ptr + 2, volatile=True)
-    end = gl.load(item_ptr + 3, volatile=True)
-    head = gl.load(item_ptr + 4, volatile=True)
-    return row, row_end, first, end, head
 
 
 @gluon.jit

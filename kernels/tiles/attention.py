@@ -121,7 +121,7 @@ def hopper_tile(num_rows: int, max_seqlen: int, num_sequences: int) -> HopperTil
 # under the 64 KiB of gfx942 and the 99 KiB of others, and triton 3.6 to 3.9 spill no register at any head_dim to 128.
 DEFAULT_TILES: dict[int, PlainTile] = {
     2: PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=2),
-    4: PlainTile(rows=64, keys=32, num_warps=8, num_stages=2, programs=2),
+    4: PlainTile(rows=32, keys=32, num_warps=8, num_stages=2, programs=3),
 }
 # Measured ones. H200, 16 heads of 80, bf16: 6.9 us at 256 rows, 30.4 at 1,296, 24.6 at 16 x 256, better than 128 rows
 # with 8 warps up to 4,096 rows; three programs fit by registers (168).
