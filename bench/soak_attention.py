@@ -2,8 +2,8 @@
 
 A missing barrier shows once in many launches, so one comparison proves nothing. Each tile runs on round and ragged
 lengths, from buffers whose rows past the sequences hold NaN; every launch must give the same bits, no NaN in a live
-row, and must leave the poison in all others. Launches come in pairs that follow each other at once, so that the second
-of a tile with early launch starts beside the first. Run: ``python -m bench.soak_attention``.
+row, and must leave the poison in all others. Launches come in pairs that follow each other at once. Run:
+``python -m bench.soak_attention``.
 """
 
 import time
@@ -144,7 +144,7 @@ def main(count: int) -> None:
             f"{'FAILED' if outcome.failed else 'passed'} {str(dtype).removeprefix('torch.'):8} {name:8} "
             f"{outcome.launches:6,} launches, {outcome.nan} with NaN, {outcome.different} with other bits, "
             f"error {outcome.error:.6f} (PyTorch {outcome.budget:.6f})  {tile.warpgroups} warpgroups, "
-            f"{'persistent' if tile.persistent else 'an item each'}{', early' if tile.early else ''}"
+            f"{'persistent' if tile.persistent else 'an item each'}"
         )
     click.echo("\n".join(lines))
     click.echo(

@@ -4,8 +4,7 @@ Correctness first: a tile whose error is above PyTorch's, or whose bits differ f
 backend, is named, not timed, and makes the exit status 1. Then CUDA graphs of many calls on rotated inputs; the median
 of several replays. The work list is made before: a forward pass makes it once for all its blocks.
 
-On Hopper the second table has early launch: the time of rotary and attention, as in the tower, where attention starts
-when rotary has ended, and where it starts early. Run: ``python -m bench.tune_attention``.
+Run: ``python -m bench.tune_attention``.
 
 With ``--errors`` nothing is timed: the errors against float64 of our attention, of PyTorch's backends, and of the
 formula in plain PyTorch, which is the tests' budget.
@@ -26,7 +25,6 @@ from bench.compile_ahead import compile_ahead
 from bench.measure import Inputs, capture, relative_error, seconds
 from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.attention import attention, attention_ref
-from ernie_vit.kernels.rotary import apply_rotary
 from ernie_vit.kernels.tiles.attention import (
     HOPPER_LONG,
     HOPPER_MIDDLE,
@@ -42,13 +40,12 @@ HEADS, HEAD_DIM = 16, 80
 INPUTS = 3  # rotated
 REPLAYS = 7
 GRAPH_SECONDS = 3e-3  # of calls in one graph, about
-EARLY_ROWS = 4096  # above this no early launch is tried
 FUSED_RATIO = 1.05  # of errors: PyTorch's flash backend splits the keys of few rows, which spares some roundings
 BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
 # Heads and lengths. For 2 heads of 1,296 rows the flash backend splits the keys.
 ERROR_CASES = [(2, (1296,)), (16, (1296,)), (2, (1296,) * 8), (16, (1296,) * 8)]
 
-# Columns of the table; early launch is varied apart.
+# Columns of the table.
 HOPPER_CANDIDATES = {
     "1 persistent": HOPPER_SHORT,
     "2 persistent": HOPPER_TWO_ROUNDS,
@@ -165,17 +162,6 @@ class Measurement:
             return "other bits"
         return microseconds(launch, self.inputs, self.out)
 
-    def time_after_rotary(self, tile: HopperTile) -> float:
-        """Microseconds of rotary, by angles of 0 that leave the inputs as they are, and attention."""
-        launch = launcher(tile, self.case)
-        table = torch.zeros(self.case.capacity, 2, HEAD_DIM // 2, device="cuda")
-        table[:, 0] = 1.0
-
-        def both(qkv: Tensor, out: Tensor) -> None:
-            launch(apply_rotary(qkv, table), out)
-
-        return microseconds(both, self.inputs, self.out)
-
 
 def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The formula, ``[sequences, heads, rows, head_dim]``, rounded as by transformers' eager attention."""
@@ -238,27 +224,19 @@ def main(dtype: str, plain: bool, only_errors: bool) -> None:
     gluon = not plain and dispatch.why_not_hopper(device, element) is None
     candidates: Mapping[str, Tile] = HOPPER_CANDIDATES if gluon else PLAIN_CANDIDATES
     tiles = list(candidates.values())
-    early = [replace(tile, early=True) for tile in tiles if isinstance(tile, HopperTile)]
-    compile_ahead(launch_once, [(tile, element) for tile in (*tiles, *early)])
+    compile_ahead(launch_once, [(tile, element) for tile in tiles])
 
     table = [line("us of attention; * as shipped", list(candidates))]
-    early_table = [line("us with rotary: late / early", list(candidates))]
     for case in CASES:
         found = Measurement(case, element)
         times = [found.time(tile) for tile in tiles]
         sequences = case.sequences or len(case.lengths)
         sizes = {"num_rows": case.capacity, "max_seqlen": case.max_seqlen, "num_sequences": sequences}
         shipped = attention_tile(device, element, HEAD_DIM, **sizes)
-        if isinstance(shipped, HopperTile):
-            shipped = replace(shipped, early=False)
         marked = tiles.index(shipped) if shipped in tiles else None
         table.append(line(case, times, marked))
-        if early and case.capacity <= EARLY_ROWS:
-            pairs = zip((t for t in tiles if isinstance(t, HopperTile)), early, strict=True)
-            both = [f"{found.time_after_rotary(a):.1f} / {found.time_after_rotary(b):.1f}" for a, b in pairs]
-            early_table.append(line(case, both, marked))
         del found
-    click.echo("\n".join([*table, *(early_table if early else [])]))
+    click.echo("\n".join(table))
     bad = any(word in row for row in table for word in ("wrong", "other bits"))
     click.echo(
         f"{'FAILED' if bad else 'passed'}: {torch.cuda.get_device_name()}, torch {torch.__version__}, "

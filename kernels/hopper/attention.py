@@ -13,8 +13,8 @@ zeros. Q rows past a sequence's end may be foreign: each makes one row of the re
 An item may end before a warpgroup's rows. That warpgroup then passes by: it waits and arrives where it would have
 worked, so that no barrier's count depends on the item.
 
-Programmatic dependent launch (``EARLY``): barriers are set up and partitions started before the kernel before has
-ended; every partition of every program waits for it before it reads or writes global memory.
+Launched when the kernel before has ended: an early launch (programmatic dependent launch) behind the projection was
+measured in the tower at no gain at any size, and a loss of 1 % at 256 rows.
 """
 
 from functools import cache
@@ -31,7 +31,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ernie_vit.kernels.hopper.attention_shared import Shared, load_item
 from ernie_vit.kernels.hopper.registers import pack, store_rows, thread_sums, unpack, zero_rows
@@ -55,11 +54,9 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 
 @gluon.jit
-def producer(q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY: gl.constexpr):
+def producer(q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared):
     """Fill Q, and the ring: an item's slot j holds K block j and V block j - 1, what one step of a consumer needs."""
     WARPGROUPS: gl.constexpr = shared.q_main.shape[0]
-    if EARLY:
-        gdc_wait()
     slot, taken = 0, 0
     count = gl.load(work_list_ptr)
     # Each item is loaded ahead, the first one beside the count: nothing waits for it. Past the count it is not used.
@@ -247,11 +244,8 @@ def consumer(
     HEADS: gl.constexpr,
     TURNS: gl.constexpr,
     PERSISTENT: gl.constexpr,
-    EARLY: gl.constexpr,
 ):
     """Warpgroup ``W`` of the program."""
-    if EARLY:
-        gdc_wait()
     count = gl.load(work_list_ptr)
     if PERSISTENT:
         slot, taken = 0, 0
@@ -277,10 +271,7 @@ def attention_kernel(
     WARPGROUPS: gl.constexpr,
     TURNS: gl.constexpr,
     PERSISTENT: gl.constexpr,
-    EARLY: gl.constexpr,  # launched before the kernel before has ended
 ):
-    if EARLY:
-        gdc_launch_dependents()
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     shared = Shared(
@@ -308,10 +299,10 @@ def attention_kernel(
     if WARPGROUPS == 3:
         gl.warp_specialize(
             [
-                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
-                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
-                (consumer, (2, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
-                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (consumer, (2, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared)),
             ],
             [4, 4, 1],
             [THREE_REGISTERS, THREE_REGISTERS, PRODUCER_REGISTERS],
@@ -319,9 +310,9 @@ def attention_kernel(
     elif WARPGROUPS == 2:
         gl.warp_specialize(
             [
-                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
-                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
-                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared)),
             ],
             [4, 1],
             [TWO_REGISTERS, PRODUCER_REGISTERS],
@@ -330,8 +321,8 @@ def attention_kernel(
         gl.static_assert(WARPGROUPS == 1)
         gl.warp_specialize(
             [
-                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT, EARLY)),
-                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared, EARLY)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared)),
             ],
             [1],
             [PRODUCER_REGISTERS],
@@ -393,8 +384,7 @@ def launch_attention(
             work_list,
             scale * LOG2_E,
         ),
-        (heads, tile.warpgroups, tile.turns, tile.persistent, tile.early),
+        (heads, tile.warpgroups, tile.turns, tile.persistent),
         num_warps=4,
         maxnreg=tile.maxnreg,
-        launch_pdl=tile.early,
     )

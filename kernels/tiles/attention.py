@@ -37,7 +37,6 @@ class HopperTile:
     programs: int  # resident on a multiprocessor at once
     maxnreg: int | None  # registers a thread at entry; None: as many as the threads leave
     cut: bool  # the last round's items are cut into pieces where many multiprocessors would be idle
-    early: bool  # may start before the kernel before has ended
 
     @property
     def rows(self) -> int:
@@ -46,18 +45,15 @@ class HopperTile:
 
 # A Gluon tile is shipped after a soak of thousands of launches on poisoned outputs (bench/soak_attention.py), for bf16
 # and fp16. One of 64 keys a step with maxnreg=80 had passed single checks and was wrong in nearly every launch.
-HOPPER_SHORT = HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120, cut=False, early=False)
-HOPPER_SHORTEST = replace(HOPPER_SHORT, early=True)
-HOPPER_TWO_ROUNDS = HopperTile(
-    warpgroups=2, turns=True, persistent=True, programs=1, maxnreg=None, cut=False, early=False
-)
+HOPPER_SHORT = HopperTile(warpgroups=1, turns=False, persistent=True, programs=2, maxnreg=120, cut=False)
+HOPPER_TWO_ROUNDS = HopperTile(warpgroups=2, turns=True, persistent=True, programs=1, maxnreg=None, cut=False)
 HOPPER_MIDDLE = replace(HOPPER_TWO_ROUNDS, warpgroups=3, cut=True)
 HOPPER_LONG = replace(HOPPER_MIDDLE, persistent=False)
-HOPPER_TILES = (HOPPER_SHORTEST, HOPPER_SHORT, HOPPER_TWO_ROUNDS, HOPPER_MIDDLE, HOPPER_LONG)
+HOPPER_TILES = (HOPPER_SHORT, HOPPER_TWO_ROUNDS, HOPPER_MIDDLE, HOPPER_LONG)
 
 # Where the Gluon tile changes: the last number of rows, and the greatest max_seqlen, before each change. Numbers of
 # sequences on either side of the change by their number, at any number of rows below three million.
-ROW_BOUNDS = (384, 1024, 1536, 2048)
+ROW_BOUNDS = (1024, 1536, 2048)
 SEQLEN_BOUNDS = (256, 2048)
 SEQUENCE_COUNTS = (1, 4096)
 
@@ -99,15 +95,10 @@ def hopper_tile(num_rows: int, max_seqlen: int, num_sequences: int) -> HopperTil
     each program that a capacity allows for and a batch has not costs 6 ns. Persistent programs pay nothing for those,
     and their items overlap at the ends. So an item each is for one round and for long sequences, and for few: at most
     a quarter more programs than full items, one a multiprocessor, and the pieces that the last round may be cut into.
-
-    An early launch behind the rotary kernel gains 0.2 us of the two kernels' 7.4 at 256 rows, and loses from 576 rows
-    on: 12.5 against 12.8 there, 28.1 against 30.6 at 1,296.
     """
-    shortest, one_warpgroup, one_round, two_rounds = ROW_BOUNDS
+    one_warpgroup, one_round, two_rounds = ROW_BOUNDS
     short, middle = SEQLEN_BOUNDS
     few = num_sequences <= num_rows // (4 * 192) + 8
-    if num_rows <= shortest:
-        return HOPPER_SHORTEST
     if num_rows <= one_warpgroup or max_seqlen <= short:
         return HOPPER_SHORT
     if num_rows <= one_round:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.tiles.attention import HOPPER_TILES, PIECE_ROWS, HopperTile, plain_tile
 
 pytestmark = pytest.mark.compile
@@ -38,11 +37,8 @@ def test_plain_tile(arch, dtype, head_dim):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.skipif(
-    not (dispatch.triton_version() or "").startswith(dispatch.HOPPER_TRITON),
-    reason="the Gluon kernels are for another Triton",
-)
-@pytest.mark.parametrize("tile", HOPPER_TILES, ids=["shortest", "short", "two rounds", "middle", "long"])
+@pytest.mark.gluon
+@pytest.mark.parametrize("tile", HOPPER_TILES, ids=["short", "two rounds", "middle", "long"])
 def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
     from offline_compile import SHARED_MEMORY_LIMIT, report
 
@@ -63,9 +59,7 @@ def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
         "scale_log2": "fp32",
     }
     constants = {"HEADS": 16, "WARPGROUPS": tile.warpgroups, "TURNS": tile.turns, "PERSISTENT": tile.persistent}
-    constants["EARLY"] = tile.early
-    options = {"num_warps": 4, "maxnreg": tile.maxnreg, "launch_pdl": tile.early}
-    result = report(attention_kernel, signature, constants, arch="sm_90", **options)
+    result = report(attention_kernel, signature, constants, arch="sm_90", num_warps=4, maxnreg=tile.maxnreg)
 
     assert result.spill_bytes == 0
     assert result.stack == 0
@@ -74,8 +68,6 @@ def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
     # a warpgroup's products with K = 16: one block of scores before the loop, one in it, V in the loop and after it
     assert result.wgmma == tile.warpgroups * (2 * 80 // 16 + 2 * 2 * 128 // 16)
     assert result.tma == 2 * tile.warpgroups + 10
-    # every partition waits for the kernel before
-    assert result.assembly.count("ACQBULK") == (tile.warpgroups + 1 if tile.early else 0)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
