@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ernie_vit.kernels.dispatch import why_not_hopper
+from ernie_vit.kernels.dispatch import architecture, why_not_hopper
 from ernie_vit.kernels.linear import linear_ref
 from ernie_vit.kernels.qkv_rotary import natural_order, qkv_rotary_ref
 from ernie_vit.kernels.rotary import rotate
@@ -29,7 +29,6 @@ from ernie_vit.kernels.tiles.linear import (
     TRITON_TILES,
     HopperTile,
     TritonTile,
-    architecture,
     triton_regimes,
 )
 

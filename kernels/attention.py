@@ -29,7 +29,6 @@ from ernie_vit.kernels.tiles.attention import (
     PIECE_ROWS,
     HopperTile,
     PlainTile,
-    architecture,
     attention_tile,
     items_at_once,
     plain_tile,
@@ -215,9 +214,7 @@ def _tile(
 
 def _on_device(device: torch.device) -> AbstractContextManager[None]:
     """The context to launch in, with ``device`` the current one."""
-    reason = dispatch.why_not_triton(device)
-    if reason is not None:
-        raise RuntimeError(f'attention: {reason}; backend="torch" runs everywhere')
+    dispatch.require_triton("attention", device)
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -280,7 +277,7 @@ def _run(
                 launch_attention(q, k, v, out, work_list, scale=scale, tile=tile)
                 return out
             # TMA cannot describe these strides. Plain Triton can, but its items have another height.
-            tile, work_list = plain_tile(architecture(q.device), q.dtype), None
+            tile, work_list = plain_tile(dispatch.architecture(q.device), q.dtype), None
 
         from ernie_vit.kernels.triton.attention import launch_attention as launch_plain_attention
 

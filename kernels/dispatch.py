@@ -66,6 +66,28 @@ def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def require_triton(op: str, device: torch.device) -> None:
+    """Refuse a device on which the Triton kernels do not run.
+
+    Raises:
+        RuntimeError: the reason, and the backend that runs everywhere.
+    """
+    reason = why_not_triton(device)
+    if reason is not None:
+        raise RuntimeError(f'{op}: {reason}; backend="torch" runs everywhere')
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """The key of a device in the tile tables: ``"sm_90"``, ``"gfx942"``; ``"cpu"`` where kernels are interpreted."""
+    if device.type != "cuda":
+        return device.type
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
 def soaked_triton() -> bool:
     """Whether the installed Triton is one that the Gluon kernels were soaked with."""
     return ".".join(str(triton_version()).split(".")[:2]) in HOPPER_TRITON

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
-from ernie_vit.kernels.dispatch import why_not_triton
+from ernie_vit.kernels.dispatch import require_triton
 
 MAX_WIDTH = 16384  # a program holds a whole row in registers
 
@@ -64,9 +64,7 @@ torch.library.define(
 
 @torch.library.impl("ernie_vit::layer_norm", ["cpu", "cuda"])
 def _run(x: Tensor, weight: Tensor, bias: Tensor, eps: float, num_rows: Tensor | None) -> Tensor:
-    reason = why_not_triton(x.device)
-    if reason is not None:
-        raise RuntimeError(f'layer_norm: {reason}; backend="torch" runs everywhere')
+    require_triton("layer_norm", x.device)
     from ernie_vit.kernels.triton.layer_norm import launch
 
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
-from ernie_vit.kernels.dispatch import why_not_hopper, why_not_triton
-from ernie_vit.kernels.tiles.linear import architecture, hopper_regimes, triton_regimes
+from ernie_vit.kernels.dispatch import architecture, require_triton, why_not_hopper
+from ernie_vit.kernels.tiles.linear import hopper_regimes, triton_regimes
 
 
 def linear(
@@ -125,9 +125,7 @@ def launch(
         hopper: ``runs_on_hopper`` of the tensors: which kernel runs. Which tile, depends on the rows as well.
         table: of a qkv projection whose epilogue rotates q and k; only with ``hopper``, where ``rotary_fits``.
     """
-    reason = why_not_triton(x.device)
-    if reason is not None:
-        raise RuntimeError(f'linear: {reason}; backend="torch" runs everywhere')
+    require_triton("linear", x.device)
     n, k = weight.shape
     out = torch.empty((x.shape[0], n), dtype=weight.dtype, device=x.device)
     if not x.shape[0]:

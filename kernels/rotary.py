@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
-from ernie_vit.kernels.dispatch import why_not_triton
+from ernie_vit.kernels.dispatch import require_triton
 
 
 def rotary_table(
@@ -154,12 +154,6 @@ def _frequency_constants(head_dim: int, theta: float) -> tuple[float, ...]:
     return tuple(inverse_frequencies(head_dim, theta, torch.device("cpu")).tolist())
 
 
-def _require_triton(op: str, device: torch.device) -> None:
-    reason = why_not_triton(device)
-    if reason is not None:
-        raise RuntimeError(f'{op}: {reason}; backend="torch" runs everywhere')
-
-
 torch.library.define(
     "ernie_vit::rotary_table",
     "(Tensor cu_seqlens, Tensor frame_sizes, SymInt num_rows, int head_dim, float theta) -> Tensor",
@@ -169,7 +163,7 @@ torch.library.define("ernie_vit::apply_rotary", "(Tensor(a!) qkv, Tensor table, 
 
 @torch.library.impl("ernie_vit::rotary_table", ["cpu", "cuda"])
 def _run_table(cu_seqlens: Tensor, frame_sizes: Tensor, num_rows: int, head_dim: int, theta: float) -> Tensor:
-    _require_triton("rotary_table", cu_seqlens.device)
+    require_triton("rotary_table", cu_seqlens.device)
     from ernie_vit.kernels.triton.rotary import launch_table
 
     table = torch.empty((num_rows, 2, head_dim // 2), dtype=torch.float32, device=cu_seqlens.device)
@@ -180,7 +174,7 @@ def _run_table(cu_seqlens: Tensor, frame_sizes: Tensor, num_rows: int, head_dim:
 
 @torch.library.impl("ernie_vit::apply_rotary", ["cpu", "cuda"])
 def _run_apply(qkv: Tensor, table: Tensor, num_rows: Tensor | None) -> None:
-    _require_triton("apply_rotary", qkv.device)
+    require_triton("apply_rotary", qkv.device)
     rotate(qkv, table, num_rows)
 
 

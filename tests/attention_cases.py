@@ -15,7 +15,6 @@ from ernie_vit.kernels.tiles.attention import (
     HOPPER_TILES,
     HopperTile,
     PlainTile,
-    architecture,
     plain_tile,
 )
 
@@ -134,7 +133,7 @@ def with_tile(
 
 def backends(device: str, dtype: torch.dtype) -> list[list[PlainTile | HopperTile]]:
     """For each backend that serves ``device``: its tiles, the shipped ones first."""
-    shipped = plain_tile(architecture(torch.device(device)), dtype)
+    shipped = plain_tile(dispatch.architecture(torch.device(device)), dtype)
     found: list[list[PlainTile | HopperTile]] = [[shipped, PlainTile(128, shipped.keys, 8, 2, programs=1)]]
     if device == "cuda" and dispatch.why_not_hopper(torch.device("cuda"), dtype) is None:
         found.append(list(HOPPER_TILES))

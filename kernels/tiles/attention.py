@@ -126,23 +126,13 @@ def plain_tile(arch: str, dtype: torch.dtype) -> PlainTile:
     return PLAIN_TILES.get(arch, DEFAULT_TILES)[4 if dtype == torch.float32 else 2]
 
 
-def architecture(device: torch.device) -> str:
-    """The architecture of ``device`` as the tables name it; ``"cpu"`` for the interpreter."""
-    if device.type != "cuda":
-        return device.type
-    if torch.version.hip is not None:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
 def attention_tile(
     device: torch.device, dtype: torch.dtype, head_dim: int, *, num_rows: int, max_seqlen: int, num_sequences: int
 ) -> PlainTile | HopperTile:
     """The tile for ``num_rows`` rows (a capacity) in ``num_sequences`` sequences of at most ``max_seqlen``."""
     if head_dim == HOPPER_HEAD_DIM and dispatch.why_not_hopper(device, dtype) is None:
         return hopper_tile(num_rows, max_seqlen, num_sequences)
-    return plain_tile(architecture(device), dtype)
+    return plain_tile(dispatch.architecture(device), dtype)
 
 
 def items_at_once(tile: PlainTile | HopperTile, device: torch.device) -> int:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ernie_vit.kernels.dispatch import EARLY_ROWS, launches_early, why_not_hopper
+from ernie_vit.kernels.dispatch import EARLY_ROWS, architecture, launches_early, why_not_hopper
 
 
 @dataclass(frozen=True)
@@ -241,17 +241,6 @@ def rotary_fits(n: int, k: int, head_dim: int) -> bool:
 def triton_regimes(arch: str, *, float32: bool) -> Regimes[TritonTile]:
     """Tiles of the plain Triton kernel on ``arch`` (``"sm_90"``, ``"gfx942"``; unknown names get the default)."""
     return TRITON_FLOAT32 if float32 else TRITON_TILES.get(arch, TRITON_DEFAULT)
-
-
-@cache
-def architecture(device: torch.device) -> str:
-    """The key of a device in these tables: ``"sm_90"``, ``"gfx942"``; ``"cpu"`` where kernels are interpreted."""
-    if device.type == "cpu":
-        return "cpu"
-    if torch.version.hip is not None:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
 
 
 def row_regimes(device: torch.device) -> tuple[int, ...]:
