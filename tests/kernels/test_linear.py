@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_within_budget, relative_error
+from accuracy import relative_error
+from linear_cases import POISON, Case, K, N
 from torch import Tensor
 
 from ernie_vit.kernels.compilation import compilations
@@ -18,7 +19,6 @@ from ernie_vit.kernels.tiles.linear import (
     TRITON_FLOAT32,
     TRITON_TILES,
     HopperTile,
-    TritonTile,
 )
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -31,60 +31,12 @@ TOWER = {
     (1280, 5120): "bias residual",
 }
 ROWS = [1, 3, 63, 64, 65, 129]
-N, K = 320, 160
-# What outputs hold before: dead rows of x and residual hold NaN, and a result of those must not pass for untouched.
-POISON = -777.0
 SHAPES = [
     pytest.param(37, 53, id="odd"),
     pytest.param(1, 1, id="one"),
     pytest.param(96, 588, id="pixels"),
     pytest.param(640, 160, id="small-mlp"),
 ]
-
-
-class Case:
-    """Random arguments of one call; parts that the epilogue lacks are None."""
-
-    def __init__(
-        self, rows: int, dtype: torch.dtype, device: str, epilogue: str, *, n: int = N, k: int = K, seed: int = 0
-    ) -> None:
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
-        self.x = random(rows, k).to(dtype)
-        self.weight = (random(n, k) / k**0.5).to(dtype)
-        self.bias = random(n).to(dtype) if "bias" in epilogue else None
-        self.residual = random(rows, n).to(dtype) if "residual" in epilogue else None
-        self.activation = "quick_gelu" if "quick_gelu" in epilogue else None
-
-    def arguments(self, dtype: torch.dtype | None = None, rows: slice = slice(None)) -> tuple[tuple, dict]:
-        def cast(tensor: Tensor | None) -> Tensor | None:
-            return tensor if tensor is None or dtype is None else tensor.to(dtype)
-
-        residual = None if self.residual is None else cast(self.residual[rows])
-        positional = (cast(self.x[rows]), cast(self.weight), cast(self.bias))
-        return positional, {"activation": self.activation, "residual": residual}
-
-    def run(self, **more: Tensor) -> Tensor:
-        positional, named = self.arguments()
-        return linear(*positional, **named, **more)
-
-    def run_tile(self, tile: HopperTile | TritonTile, num_rows: Tensor | None = None) -> Tensor:
-        """One tile by the kernel's launcher, on an output full of ``POISON``."""
-        if isinstance(tile, HopperTile):
-            from ernie_vit.kernels.hopper.linear import launch_linear
-        else:
-            from ernie_vit.kernels.triton.linear import launch_linear
-        out = torch.full((len(self.x), len(self.weight)), POISON, dtype=self.x.dtype, device=self.x.device)
-        quick_gelu = self.activation is not None
-        launch_linear(self.x, self.weight, self.bias, self.residual, num_rows, out, quick_gelu=quick_gelu, tile=tile)
-        return out
-
-    def check(self, out: Tensor, rows: slice = slice(None)) -> None:
-        plain, exact = self.arguments(rows=rows), self.arguments(torch.float64, rows)
-        assert_within_budget(out[rows], linear_ref(*plain[0], **plain[1]), linear_ref(*exact[0], **exact[1]))
 
 
 def count(rows: int, device: str) -> Tensor:
