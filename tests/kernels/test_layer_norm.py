@@ -5,6 +5,7 @@ import torch
 from accuracy import assert_within_budget, relative_error
 from torch import Tensor
 
+from ernie_vit.kernels import dispatch
 from ernie_vit.kernels.layer_norm import MAX_WIDTH, layer_norm, layer_norm_ref
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -221,8 +222,6 @@ def test_refuses_bad_arguments(change: dict[str, Tensor], error: type[Exception]
 
 
 def test_says_where_triton_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ernie_vit.kernels import layer_norm as module
-
-    monkeypatch.setattr(module, "why_not_triton", lambda _: "the device is a CPU")
+    monkeypatch.setattr(dispatch, "why_not_triton", lambda _: "the device is a CPU")
     with pytest.raises(RuntimeError, match="layer_norm: the device is a CPU"):
         layer_norm(torch.zeros(4, 8), torch.ones(8), torch.ones(8), eps=1e-6)
