@@ -16,7 +16,7 @@ from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.graph.stats import GraphStats
 from ernie_vit.kernels.dispatch import why_not_triton
 from ernie_vit.model.config import ErnieVisionConfig
-from ernie_vit.model.metadata import EncoderMetadata, Grid, item_sizes, prepare_encoder_metadata
+from ernie_vit.model.metadata import EncoderMetadata, Grid, item_sizes, prepare_encoder_metadata, tokens_per_item
 from ernie_vit.model.operators import Backend, Operators, choose_operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
@@ -241,9 +241,9 @@ class ErnieVisionEncoder(nn.Module):
             One ``[tokens, text_hidden_size]`` an image, in order.
         """
         pixel_values, grid_thw = self.preprocess(images, min_pixels=min_pixels, max_pixels=max_pixels)
-        metadata = prepare_encoder_metadata(grid_thw, device=self.device)
-        tokens = self(pixel_values.to(self.device), metadata=metadata)
-        return list(tokens.split(metadata.tokens_per_item))
+        sizes = item_sizes(grid_thw)
+        tokens = self(pixel_values.to(self.device), sizes)
+        return list(tokens.split(tokens_per_item(sizes)))
 
     def encode_video(
         self, frames: "Sequence[ImageLike]", *, min_pixels: int | None = None, max_pixels: int | None = None

@@ -79,11 +79,6 @@ class EncoderMetadata:
     def num_tokens(self) -> int:
         return self.temporal_rows.shape[1]
 
-    @property
-    def tokens_per_item(self) -> list[int]:
-        """Tokens of each image or video: a quarter of an image's patches, an eighth of a video's."""
-        return [max(frames // 2, 1) * height * width // 4 for frames, height, width in self.grid_thw]
-
 
 def item_sizes(grid_thw: Grid) -> Sizes:
     """Check the items' sizes: frames, height and width in patches of each image or video, as plain integers.
@@ -100,6 +95,11 @@ def item_sizes(grid_thw: Grid) -> Sizes:
         # sizes decide what is traced: len(range()) makes a symbolic integer a constant, with a guard
         rows = [[len(range(size)) for size in row] for row in rows]
     return tuple(_item_size(item, row) for item, row in enumerate(rows))
+
+
+def tokens_per_item(sizes: Sizes) -> list[int]:
+    """Tokens of each image or video: a quarter of an image's patches, an eighth of a video's."""
+    return [max(frames // 2, 1) * height * width // 4 for frames, height, width in sizes]
 
 
 def plan_sequences(

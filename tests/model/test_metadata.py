@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ernie_vit import EncoderMetadata, prepare_encoder_metadata
 from ernie_vit.kernels.attention import attention_ref
+from ernie_vit.model.metadata import tokens_per_item
 
 sides = st.integers(1, 5).map(lambda half: 2 * half)
 frames = st.sampled_from([1, 2, 4, 6])
@@ -49,7 +50,7 @@ def test_against_loops(grids: list[list[int]], more_sequences: int, more_rows: i
         item_start += t * windows
     assert metadata.temporal_rows.tolist() == [even_windows, odd_windows]
     assert metadata.num_tokens == len(even_windows)
-    assert list(metadata.tokens_per_item) == [len(frame_pairs(grid)) * grid[1] * grid[2] // 4 for grid in grids]
+    assert tokens_per_item(metadata.grid_thw) == [len(frame_pairs(grid)) * grid[1] * grid[2] // 4 for grid in grids]
 
 
 def test_an_offset_array_pads_by_repeating_its_last_value() -> None:
@@ -90,7 +91,7 @@ def test_no_items(empty: Any) -> None:
     assert metadata.cu_seqlens_host.tolist() == [0]
     assert metadata.temporal_rows.shape == (2, 0)
     assert metadata.max_seqlen == 0
-    assert list(metadata.tokens_per_item) == []
+    assert tokens_per_item(metadata.grid_thw) == []
 
 
 def assert_same(one: EncoderMetadata, other: EncoderMetadata) -> None:
