@@ -2,7 +2,8 @@
 
 Every tile gives the same bits, so a choice here decides the time alone. It follows the rows a call has room for
 (the capacity), never the live ones, which the host does not know. Times are microseconds on one H200 in a CUDA graph,
-bf16, epilogue included; ``bench/tune_linear.py`` measures them again and prints rows for these tables.
+bf16, epilogue included, taken on the prototype of the Gluon kernel, which walked all its tiles in groups of rows; those
+of this kernel are not measured one by one yet. ``bench/tune_linear.py`` does, and prints rows for these tables.
 """
 
 from bisect import bisect_left
@@ -115,7 +116,7 @@ HOPPER_TILES: dict[tuple[int, int], Regimes[HopperTile]] = {
     (3840, 1280): Regimes(
         HOPPER_BOUNDS,
         (
-            _ping_pong(64, 128, 6, pdl=True),  # 7.5
+            _ping_pong(64, 128, 6, pdl=True),  # 7.5 with 128 columns of x a step
             _cooperative(192, 128, 3, 4, pdl=True),  # 12.9
             _cooperative(128, 160, 2, 5, pdl=True),  # 23.8, ping-pong without early launch
             _ping_pong(64, 160, 6, pdl=False, group_rows=14),  # 28.6
