@@ -290,10 +290,10 @@ class ErnieVisionEncoder(nn.Module):
     ) -> None:
         """Capture the tower in CUDA graphs; later calls replay them, with the bits of the eager call.
 
-        A few capacities serve every call: the kernels read the live counts from device memory and compute the live
-        rows alone; each call takes the smallest graph that holds it. A call larger than the largest graph takes several, cut between frames; a frame that none
-        holds runs eagerly, and so does a call that cannot be replayed (training mode, autocast, moved weights); see
-        :meth:`graph_stats`. What it will cost and what it took is logged at level INFO.
+        A few capacities serve every call: the kernels read the live counts from device memory and compute the live rows
+        alone; each call takes the smallest graph that holds it. A call larger than the largest graph takes several, cut
+        between frames; a frame that none holds runs eagerly, and so does a call that cannot be replayed (training mode,
+        autocast, moved weights); see :meth:`graph_stats`. What it will cost and what it took is logged at level INFO.
 
         The resampler runs eagerly behind the graph, on the live rows: its launches hide behind the tower, and cuBLAS
         may round differently for the rows of a capacity.

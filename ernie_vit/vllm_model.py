@@ -86,8 +86,8 @@ class OurTowerInVllmGraphs(OurTower):
     """Our tower as vLLM's ``EncoderCudaGraphManager`` captures and replays it, for images and videos.
 
     A graph for a budget of tokens has ``4 * budget`` rows; how many are live is data in its buffers, so that the rest
-    is not computed (the tiles' shape still follows the budget). The resampler runs eagerly on the live rows. A video counts a token for each 4 rows against the
-    budget, though it has one for each 8.
+    is not computed (the tiles' shape still follows the budget). The resampler runs eagerly on the live rows. A video
+    counts a token for each 4 rows against the budget, though it has one for each 8.
     """
 
     manager_captures = True

@@ -1,8 +1,8 @@
 """How large the captured graphs are.
 
 The kernels read the live counts from device memory, so rows that are not live cost buffers, not time. What a capacity
-fixes is the shape of the tiles: a few capacities, at the row counts where it changes, serve every call below the largest
-(H200: a call of 1,296 rows takes as long at 1,536 as at exact size, and 8 % longer at 16,384).
+fixes is the shape of the tiles: a few capacities, at the row counts where it changes, serve every call below the
+largest (H200: a call of 1,296 rows takes as long at 1,536 as at exact size, and 8 % longer at 16,384).
 """
 
 from collections.abc import Sequence
