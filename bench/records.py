@@ -4,9 +4,12 @@ Times of whole calls are milliseconds, of kernels microseconds; errors are ``||o
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+NO_GPU = "no GPU"
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class Machine:
 
     Attributes:
         date: ISO day.
-        gpu: the name, ``"no GPU"`` without one.
+        gpu: the name, ``NO_GPU`` without one.
         versions: of what was imported, by distribution name.
         commit: of the checkout; ``-dirty`` if it had changes.
         copy: bytes a second, read and written, of a device copy in this run.
@@ -51,7 +54,7 @@ class Call:
         provider: whose encoder, and how it runs: ``"ours graph"``, ``"vLLM eager"``.
         median, mean, p99: of the time from a synchronised start to a synchronised end.
         host: median until the call returns.
-        device: median of the work on the GPU, by events; None for the mix.
+        device: median of the work on the GPU, by events; None for the mix and without a GPU.
         spread: how far the medians of two halves of the samples are apart, as a share.
     """
 
@@ -67,6 +70,15 @@ class Call:
     images_per_second: float
     spread: float
     clocks: Clocks | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """Microseconds until a call returns, by whether its sizes were met before; median."""
+
+    provider: str
+    met_before: bool
+    microseconds: float
 
 
 @dataclass(frozen=True)
@@ -120,12 +132,13 @@ class Bits:
 
 @dataclass(frozen=True)
 class Capture:
-    """What the default graphs cost."""
+    """What the default graphs cost; ``estimate``: the mebibytes that were foretold, None where nothing foretells."""
 
     provider: str
     graphs: int
     seconds: float
     mebibytes: float
+    estimate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,13 @@ class Run:
     bits: list[Bits] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
+    hosts: list[Host] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What the files of this run are called: day and GPU, ``2026-11-30-h200``; ``-cpu`` without one."""
+        gpu = "cpu" if self.machine.gpu == NO_GPU else self.machine.gpu.lower().removeprefix("nvidia ")
+        return f"{self.machine.date}-{re.sub('[^a-z0-9]+', '-', gpu)}"
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -169,6 +189,7 @@ class Run:
             "bits": Bits,
             "captures": Capture,
             "missing": Missing,
+            "hosts": Host,
         }
         try:
             found: dict[str, Any] = json.loads(path.read_text())
