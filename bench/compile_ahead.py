@@ -10,11 +10,12 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 MOST_PROCESSES = 16  # each holds a CUDA context, about 0.5 GiB
 
 
-def compile_ahead(launch: Callable[[T], None], variants: Sequence[T]) -> None:
-    """Call ``launch``, a function of a module, on each variant; whatever it raises is raised here."""
+def compile_ahead(launch: Callable[[T], R], variants: Sequence[T]) -> list[R]:
+    """What ``launch``, a function of a module, returns for each variant; whatever it raises is raised here."""
     workers = min(len(variants), len(os.sched_getaffinity(0)), MOST_PROCESSES)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(launch, variants))
+        return list(pool.map(launch, variants))

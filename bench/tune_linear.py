@@ -1,253 +1,287 @@
-"""Time the tiles of the linears and print the rows of ``kernels/tiles/linear.py``.
+"""Choose the tiles of the linears by the time of the tower that they stand in, and print rows for the tables.
 
-For each weight and number of rows: every candidate whose share of idle multiprocessors is not hopeless is checked
-against float64, then timed in a CUDA graph of calls on rotated inputs, so that weights come from memory as in the
-tower. The fastest tile is printed as a row of the table; ``F.linear`` with bias alone and with the eager epilogue
-stand beside it. Kernels are compiled by several processes first, into Triton's cache.
+A linear alone, in short bursts, ranks its tiles otherwise than the tower does: there the kernel before may still run
+(early launch), weights come from memory, and at many rows the GPU holds its power limit by lower clocks, so that the
+tile that moves the fewest bytes wins. So a few blocks of the tower are captured once for each candidate of one
+weight, the other weights keeping the best tiles found so far, and replayed in turns for tenths of a second each.
 
-    python bench/tune_linear.py --weight fc1 --rows 1296
+Every candidate is checked first: the tower's output must have the bits of the shipped tiles' output. Kernels are
+compiled by several processes before, into Triton's cache; a candidate that does not fit or spills is left out.
+
+    python -m bench.tune_linear --rows 1296 --weight fc1
 """
 
-import statistics
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from itertools import product
+from statistics import median
 
 import click
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ernie_vit.kernels.dispatch import architecture, why_not_hopper
-from ernie_vit.kernels.linear import linear_ref
-from ernie_vit.kernels.qkv_rotary import natural_order, qkv_rotary_ref
-from ernie_vit.kernels.rotary import rotate
-from ernie_vit.kernels.tiles.linear import (
-    HOPPER_DEFAULT,
-    HOPPER_TILES,
-    TRITON_TILES,
-    HopperTile,
-    TritonTile,
-    triton_regimes,
-)
+from bench.compile_ahead import compile_ahead
+from bench.sizes import FRAMES
+from ernie_vit.kernels.dispatch import triton_version, why_not_hopper
+from ernie_vit.kernels.tiles import linear as tiles
+from ernie_vit.kernels.tiles.linear import HOPPER_TILES, HopperTile, Regimes
+from ernie_vit.model.config import ErnieVisionConfig
+from ernie_vit.model.metadata import plan_sequences, unpack_metadata
+from ernie_vit.model.operators import choose_operators
+from ernie_vit.model.tower import VisionTower
 
-CALLS = 20  # a graph
-ROTATED = 3  # inputs
-REPLAYS = 7
-# A tile stays a candidate if its waves * area is at most this much above the best candidate's.
-HOPELESS = 1.6
-CHECKED_ROWS = 128
-HEAD_DIM = 80
+# Enough that no block's weights stay in the second-level cache until their next turn.
+CONFIG = ErnieVisionConfig(depth=8)
+WEIGHTS = {"fc1": (5120, 1280), "fc2": (1280, 5120), "qkv": (3840, 1280), "proj": (1280, 1280)}
+# Candidates whose rounds * area is at most this much above the least.
+HOPELESS = 1.45
+MOST_CANDIDATES = 14
+FINALISTS = 3  # tried with every order of work
+
+Name = str
+Choice = dict[Name, HopperTile]
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A linear of the tower and its epilogue; ``rotary``: rotates q and k."""
+class Order:
+    """How a shape's tiles are walked, and whether they are launched early."""
 
-    n: int
-    k: int
-    quick_gelu: bool = False
-    residual: bool = False
-    rotary: bool = False
+    group_rows: int
+    pdl: bool
 
 
-WEIGHTS = {
-    "qkv": Weight(3840, 1280),
-    "qkv_rotary": Weight(3840, 1280, rotary=True),
-    "proj": Weight(1280, 1280, residual=True),
-    "fc1": Weight(5120, 1280, quick_gelu=True),
-    "fc2": Weight(1280, 5120, residual=True),
-}
+ORDERS = (Order(8, False), Order(0, True), Order(8, True))
 
 
-class Inputs:
-    """Rotated random arguments of one linear."""
-
-    def __init__(self, weight: Weight, rows: int) -> None:
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, device="cuda")
-
-        n, k = weight.n, weight.k
-        self.kind = weight
-        self.x = [random(rows, k).bfloat16() for _ in range(ROTATED)]
-        self.weight = [(random(n, k) / k**0.5).bfloat16() for _ in range(ROTATED)]
-        self.bias = random(n).bfloat16()
-        self.residual = [random(rows, n).bfloat16() if weight.residual else None for _ in range(ROTATED)]
-        angles = random(rows, HEAD_DIM // 2)
-        self.table = torch.stack((angles.cos(), angles.sin()), dim=1) if weight.rotary else None
-        self.out = torch.empty(rows, n, dtype=torch.bfloat16, device="cuda")
-        self.num_rows = torch.tensor([rows], dtype=torch.int32, device="cuda")
-
-    def launch(self, tile: HopperTile | TritonTile, turn: int) -> None:
-        arguments = (self.x[turn], self.weight[turn], self.bias, self.residual[turn], self.num_rows, self.out)
-        if isinstance(tile, HopperTile):
-            from ernie_vit.kernels.hopper.linear import launch_linear
-
-            launch_linear(*arguments, quick_gelu=self.kind.quick_gelu, tile=tile, table=self.table)
-        else:
-            from ernie_vit.kernels.triton.linear import launch_linear as launch_plain_linear
-
-            launch_plain_linear(*arguments, quick_gelu=self.kind.quick_gelu, tile=tile)
-            if self.table is not None:
-                rotate(self.as_heads(self.out), self.table, self.num_rows)
-
-    def bare(self, turn: int) -> None:
-        F.linear(self.x[turn], self.weight[turn], self.bias)
-
-    def as_heads(self, qkv: Tensor) -> Tensor:
-        return qkv.view(len(qkv), 3, -1, HEAD_DIM)
-
-    def eager(self, turn: int) -> Tensor:
-        if self.table is not None:
-            return qkv_rotary_ref(
-                self.x[turn], self.weight[turn], self.bias, self.table, num_heads=self.kind.n // (3 * HEAD_DIM)
-            ).flatten(1)
-        activation = "quick_gelu" if self.kind.quick_gelu else None
-        return linear_ref(
-            self.x[turn], self.weight[turn], self.bias, activation=activation, residual=self.residual[turn]
-        )
-
-    def is_right(self, tile: HopperTile | TritonTile) -> bool:
-        """Whether the last rows are as close to float64 as plain PyTorch's."""
-        self.out.fill_(float("nan"))
-        self.launch(tile, 0)
-        rows = slice(-CHECKED_ROWS, None)
-        out = self.out[rows]
-        if self.table is not None and isinstance(tile, HopperTile):
-            out = natural_order(self.as_heads(out)).flatten(1)
-        exact = self.exact(rows)
-        budget = 1.02 * (self.eager(0)[rows].double() - exact).norm()
-        return bool((out.double() - exact).norm() <= budget) and not self.out.isnan().any()
-
-    def exact(self, rows: slice) -> Tensor:
-        x, weight, bias = self.x[0][rows].double(), self.weight[0].double(), self.bias.double()
-        if self.table is not None:
-            heads = self.kind.n // (3 * HEAD_DIM)
-            return qkv_rotary_ref(x, weight, bias, self.table[rows].double(), num_heads=heads).flatten(1)
-        residual = self.residual[0]
-        activation = "quick_gelu" if self.kind.quick_gelu else None
-        residual = None if residual is None else residual[rows].double()
-        return linear_ref(x, weight, bias, activation=activation, residual=residual)
+def cooperative(rows: int, columns: int, groups: int, stages: int, block_k: int = 64) -> HopperTile:
+    return HopperTile(rows, columns, groups, stages, block_k=block_k)
 
 
-def microseconds(call: Callable[..., object], *arguments: object) -> float:
-    """The median time of one call in a graph of ``CALLS``; ``call`` takes the arguments and which input is on."""
-    call(*arguments, 0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(CALLS):
-            call(*arguments, index % ROTATED)
-    graph.replay()
-    times = []
-    for _ in range(REPLAYS):
+def ping_pong(rows: int, columns: int, stages: int, block_k: int = 64) -> HopperTile:
+    return HopperTile(rows, columns, 2, stages, ping_pong=True, block_k=block_k)
+
+
+SHAPES = (
+    cooperative(64, 64, 1, 6, block_k=128),
+    cooperative(64, 96, 1, 4, block_k=128),
+    cooperative(64, 96, 1, 8),
+    cooperative(64, 128, 1, 4, block_k=128),
+    cooperative(64, 128, 1, 7),
+    cooperative(64, 160, 1, 6),
+    cooperative(64, 256, 1, 4),
+    cooperative(128, 64, 2, 8),
+    cooperative(128, 96, 2, 6),
+    cooperative(128, 128, 2, 6),
+    cooperative(128, 160, 2, 5),
+    cooperative(128, 192, 2, 4),
+    cooperative(128, 256, 2, 3),
+    cooperative(192, 96, 3, 5),
+    cooperative(192, 128, 3, 4),
+    cooperative(192, 160, 3, 3),
+    cooperative(192, 192, 3, 3),
+    cooperative(256, 128, 2, 4),
+    cooperative(320, 128, 3, 3),
+    ping_pong(64, 128, 6),
+    ping_pong(64, 128, 4, block_k=128),
+    ping_pong(64, 160, 6),
+    ping_pong(64, 256, 4),
+    ping_pong(128, 128, 5),
+    ping_pong(128, 160, 4),
+)
+
+
+def cost(tile: HopperTile, n: int, rows: int, multiprocessors: int) -> int:
+    """Rounds of tiles times a tile's area."""
+    return -(-(-(-rows // tile.rows) * -(-n // tile.columns)) // multiprocessors) * tile.rows * tile.columns
+
+
+def suits(tile: HopperTile, name: Name) -> bool:
+    """Whether the tile can have the weight's epilogue: see ``rotary_fits``."""
+    return name != "qkv" or (tile.block_k == 64 and 2560 % tile.columns == 0)
+
+
+def candidates(name: Name, rows: int, multiprocessors: int) -> list[HopperTile]:
+    n = WEIGHTS[name][0]
+    costs = {shape: cost(shape, n, rows, multiprocessors) for shape in SHAPES if suits(shape, name)}
+    limit = HOPELESS * min(costs.values())
+    return sorted((shape for shape in costs if costs[shape] <= limit), key=costs.__getitem__)[:MOST_CANDIDATES]
+
+
+def ordered(shape: HopperTile, order: Order) -> HopperTile:
+    return replace(shape, group_rows=order.group_rows, pdl=order.pdl)
+
+
+@contextmanager
+def tables(choice: Choice) -> Iterator[None]:
+    """The tower takes the tiles of ``choice``, whatever its rows."""
+    before = dict(HOPPER_TILES)
+    HOPPER_TILES.update({WEIGHTS[name]: Regimes((), (tile,)) for name, tile in choice.items()})
+    tiles.rotary_fits.cache_clear()
+    try:
+        yield
+    finally:
+        HOPPER_TILES.update(before)
+        tiles.rotary_fits.cache_clear()
+
+
+class Stack:
+    """Some blocks of the tower with random weights, on one input."""
+
+    def __init__(self, tower: VisionTower, frames: Sequence[tuple[int, int]]) -> None:
+        self._tower, self._ops = tower, choose_operators("triton")
+        plan = plan_sequences([(1, height, width) for height, width in frames])
+        self._metadata = unpack_metadata(torch.from_numpy(plan.packed).cuda(), plan)
+        self._pixels = torch.randn(plan.num_patches, CONFIG.patch_width, device="cuda", dtype=torch.bfloat16)
+
+    def run(self, choice: Choice) -> Tensor:
+        with tables(choice):
+            return self._tower(self._pixels, self._metadata, self._ops)
+
+    def record(self, choice: Choice) -> torch.cuda.CUDAGraph:
+        self.run(choice)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.run(choice)
+        return graph
+
+
+def milliseconds(graphs: Sequence[torch.cuda.CUDAGraph], seconds: float, rounds: int) -> list[float]:
+    """The median time of a replay of each graph, replayed for ``seconds`` in each round."""
+    times: list[list[float]] = [[] for _ in graphs]
+    for _ in range(rounds):
+        for graph, of_graph in zip(graphs, times, strict=True):
+            of_graph.append(_sustained(graph, seconds))
+    return [median(of_graph) for of_graph in times]
+
+
+def _sustained(graph: torch.cuda.CUDAGraph, seconds: float) -> float:
+    """The second half of the replays of ``seconds``: by then clocks have followed."""
+
+    def replays(count: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        graph.replay()
+        for _ in range(count):
+            graph.replay()
         end.record()
         end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / CALLS)
-    return statistics.median(times)
+        return start.elapsed_time(end) / count
+
+    count = max(1, round(seconds * 500 / replays(1)))
+    replays(count)
+    return replays(count)
 
 
-def hopper_candidates() -> list[HopperTile]:
-    """The shapes of the tables, each with and without early launch."""
-    shipped = [tile for regimes in [*HOPPER_TILES.values(), HOPPER_DEFAULT] for tile in regimes.tiles]
-    shapes = dict.fromkeys(replace(tile, pdl=False, group_rows=8) for tile in shipped)
-    return [replace(tile, pdl=pdl, group_rows=0 if pdl else 8) for tile in shapes for pdl in (False, True)]
+def best(stack: Stack, choices: Iterable[Choice], exact: Tensor, time_of: Callable[..., list[float]]) -> list:  # type: ignore[type-arg]
+    """The choices that have the right bits, with their times, fastest first."""
+    right = [choice for choice in choices if torch.equal(stack.run(choice), exact)]
+    times = time_of([stack.record(choice) for choice in right])
+    return sorted(zip(times, right, strict=True), key=lambda pair: pair[0])
 
 
-def triton_candidates() -> list[TritonTile]:
-    """The tiles of the tables, and those that the tables of larger GPUs may want."""
-    shipped = [tile for regimes in TRITON_TILES.values() for tile in regimes.tiles]
-    more = [
-        TritonTile(64, 64, 128, num_warps=4, num_stages=4),
-        TritonTile(64, 128, 128, num_warps=4, num_stages=4),
-        TritonTile(128, 128, 64, num_warps=8, num_stages=5),
-        TritonTile(128, 256, 64, num_warps=8, num_stages=3),
-        TritonTile(64, 128, 64, num_warps=4, num_stages=4, programs_per_sm=2),
-    ]
-    return list(dict.fromkeys([*shipped, *more]))
+def launch_once(task: tuple[Name, HopperTile]) -> bool:
+    """Compile the tower's kernel of one tile; False if it does not fit this GPU or spills."""
+    from triton.runtime.errors import OutOfResources, PTXASError
 
+    from ernie_vit.kernels.hopper.linear import _launch
 
-def cost(tile: HopperTile | TritonTile, weight: Weight, rows: int, multiprocessors: int) -> int:
-    """Waves of tiles times a tile's area: most of the ranking."""
-    tiles = -(-rows // tile.rows) * -(-weight.n // tile.columns)
-    return -(-tiles // multiprocessors) * tile.rows * tile.columns
-
-
-def suits(tile: HopperTile | TritonTile, weight: Weight) -> bool:
-    """Whether the tile can have the weight's epilogue: see ``rotary_fits``."""
-    if not weight.rotary or isinstance(tile, TritonTile):
-        return True
-    return tile.block_k == 64 and weight.n // 3 * 2 % tile.columns == 0
-
-
-def compiles(task: tuple[Weight, HopperTile | TritonTile]) -> bool:
-    """Launch once, in a process of the pool; False if the tile does not fit this GPU."""
-    from triton.runtime.errors import OutOfResources
-
-    weight, tile = task
+    name, tile = task
+    with torch.device("cuda"):
+        tower = VisionTower(replace(CONFIG, depth=1)).bfloat16()
     try:
-        Inputs(weight, 64).launch(tile, 0)
-    except OutOfResources:
+        Stack(tower, [(2, 2)]).run({name: tile})
+    except (OutOfResources, PTXASError):
         return False
-    return True
+    (kernel,) = (compiled for key, compiled in _launch._compiled.items() if _plan_is_of(key, tile, name))
+    kernel._init_handles()
+    return bool(kernel.n_spills == 0)
 
 
-def as_row(tile: HopperTile | TritonTile) -> str:
+def _plan_is_of(key: tuple, tile: HopperTile, name: Name) -> bool:  # type: ignore[type-arg]
+    plan = key[1][0]
+    n, k = WEIGHTS[name]
+    return plan.N.value == n and plan.STEPS.value == -(-k // tile.block_k)
+
+
+def as_row(tile: HopperTile) -> str:
     """The tile as the table spells it."""
-    if isinstance(tile, TritonTile):
-        return repr(tile)
     depth = "" if tile.block_k == 64 else f", block_k={tile.block_k}"
-    if tile.ping_pong:
-        return f"_ping_pong({tile.rows}, {tile.columns}, {tile.stages}, pdl={tile.pdl})"
-    return f"_cooperative({tile.rows}, {tile.columns}, {tile.groups}, {tile.stages}{depth}, pdl={tile.pdl})"
+    kind = (
+        f"_ping_pong({tile.rows}, {tile.columns}, "
+        if tile.ping_pong
+        else f"_cooperative({tile.rows}, {tile.columns}, {tile.groups}, "
+    )
+    return f"{kind}{tile.stages}{depth}, group_rows={tile.group_rows}, pdl={tile.pdl})"
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--weight", "names", multiple=True, type=click.Choice(list(WEIGHTS)), default=list(WEIGHTS))
-@click.option("--rows", "sizes", multiple=True, type=int, default=[256, 576, 1296, 1728, 3996, 6912, 10368])
-@click.option("--kernel", type=click.Choice(["hopper", "triton"]), help="Default: the one that serves this GPU.")
-@click.option("--workers", default=12, show_default=True, help="Processes that compile.")
-def main(names: list[str], sizes: list[int], kernel: str | None, workers: int) -> None:
+@click.option("--rows", "sizes", multiple=True, type=int, default=list(FRAMES))
+@click.option("--seconds", default=0.1, help="Of replays in a row of one candidate.")
+@click.option("--rounds", default=3)
+@torch.no_grad()
+def main(names: Sequence[Name], sizes: Sequence[int], seconds: float, rounds: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     reason = why_not_hopper(device, torch.bfloat16)
-    if kernel == "hopper" and reason is not None:
+    if reason is not None:
         raise click.ClickException(reason)
-    hopper = kernel != "triton" and reason is None
+    started = time.perf_counter()
     properties = torch.cuda.get_device_properties(device)
     multiprocessors = properties.multi_processor_count
-    click.echo(f"{properties.name}, {multiprocessors} multiprocessors, torch {torch.__version__}, microseconds a call")
+    click.echo(f"{properties.name}, torch {torch.__version__}, triton {triton_version()}, {CONFIG.depth} blocks")
 
-    candidates = hopper_candidates() if hopper else triton_candidates()
-    tasks = [(WEIGHTS[name], tile) for name in names for tile in candidates if suits(tile, WEIGHTS[name])]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        fitting = {task for task, fits in zip(tasks, pool.map(compiles, tasks), strict=True) if fits}
+    tasks = sorted(
+        {
+            (name, ordered(shape, order))
+            for name, rows, order in product(names, sizes, ORDERS)
+            for shape in candidates(name, rows, multiprocessors)
+        },
+        key=str,
+    )
+    fitting = {task for task, fits in zip(tasks, compile_ahead(launch_once, tasks), strict=True) if fits}
+    click.echo(f"{len(fitting)} of {len(tasks)} variants fit, {time.perf_counter() - started:.0f} s")
+    with torch.device("cuda"):
+        tower = VisionTower(CONFIG).bfloat16()
 
-    for name in names:
-        weight = WEIGHTS[name]
-        for rows in sizes:
-            inputs = Inputs(weight, rows)
-            costs = {tile: cost(tile, weight, rows, multiprocessors) for tile in candidates if suits(tile, weight)}
-            limit = HOPELESS * min(costs.values())
-            regimes = (
-                HOPPER_TILES[weight.n, weight.k] if hopper else triton_regimes(architecture(device), float32=False)
+    def time_of(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
+        return milliseconds(graphs, seconds, rounds)
+
+    for rows in sizes:
+        stack = Stack(tower, FRAMES[rows])
+        shipped = {name: HOPPER_TILES[of].at(rows) for name, of in WEIGHTS.items()}
+        exact = stack.run(shipped).clone()
+        now = dict(shipped)
+        for name in names:
+            usual = Order(now[name].group_rows, now[name].pdl)
+            first = [
+                now[name],
+                *(
+                    ordered(shape, usual if usual in ORDERS else ORDERS[0])
+                    for shape in candidates(name, rows, multiprocessors)
+                ),
+            ]
+            found = best(
+                stack,
+                [now | {name: tile} for tile in dict.fromkeys(first) if (name, tile) in fitting or tile == now[name]],
+                exact,
+                time_of,
             )
-            shipped = regimes.at(rows)
-            times = {}
-            for tile in dict.fromkeys([shipped, *costs]):
-                if tile != shipped and (costs[tile] > limit or (weight, tile) not in fitting):
-                    continue
-                if not inputs.is_right(tile):
-                    raise click.ClickException(f"{name}, {rows} rows: {tile} is wrong by value")
-                times[tile] = microseconds(inputs.launch, tile)
-            bare, eager = microseconds(inputs.bare), microseconds(inputs.eager)
-            best = sorted(times, key=times.__getitem__)[:3]
-            click.echo(f"{name} {rows}: shipped {times[shipped]:.1f}, F.linear {bare:.1f}, with epilogue {eager:.1f}")
-            for tile in best:
-                click.echo(f"            {as_row(tile)},  # {times[tile]:.1f}")
+            finalists = [choice[name] for _, choice in found[:FINALISTS]]
+            more = [
+                now | {name: tile}
+                for tile in dict.fromkeys([now[name], *(ordered(f, order) for f in finalists for order in ORDERS)])
+                if (name, tile) in fitting or tile == now[name]
+            ]
+            ranking = best(stack, more, exact, time_of)
+            now[name] = ranking[0][1][name]
+            click.echo(f"{rows} {name}: shapes " + "; ".join(f"{ms:.3f} {as_row(c[name])}" for ms, c in found[:6]))
+            click.echo(f"{rows} {name}: orders " + "; ".join(f"{ms:.3f} {as_row(c[name])}" for ms, c in ranking[:9]))
+        before, after = time_of([stack.record(shipped), stack.record(now)])
+        click.echo(f"{rows}: shipped {before:.3f}, chosen {after:.3f} ms ({time.perf_counter() - started:.0f} s)")
+        for name, tile in now.items():
+            click.echo(f"    {name}: {as_row(tile)}")
 
 
 if __name__ == "__main__":
