@@ -43,7 +43,7 @@ class Soak:
         self.weight = (random(n, k) / k**0.5).bfloat16()
         self.bias = random(n).bfloat16()
         # as in the tower: fc1 has the activation, proj and fc2 the residual
-        self.quick_gelu = (n, k) == (5120, 1280)
+        self.activation = "quick_gelu" if (n, k) == (5120, 1280) else None
         self.residual = random(self.rows, n).bfloat16() if n == 1280 else None
         angles = random(self.rows, HEAD_DIM // 2)
         self.table = torch.stack((angles.cos(), angles.sin()), dim=1) if rotary else None
@@ -56,7 +56,7 @@ class Soak:
 
     def launch(self, num_rows: Tensor, out: Tensor) -> None:
         arguments = (self.x, self.weight, self.bias, self.residual, num_rows, out)
-        launch_linear(*arguments, quick_gelu=self.quick_gelu, tile=self.tile, table=self.table)
+        launch_linear(*arguments, activation=self.activation, tile=self.tile, table=self.table)
 
     def relative_error(self) -> tuple[float, float]:
         """Of the tile and of plain PyTorch, to float64, on the first rows."""
@@ -75,9 +75,8 @@ class Soak:
         if self.table is not None:
             table = self.table[rows].to(torch.promote_types(dtype, torch.float32))
             return qkv_rotary_ref(x, weight, bias, table, num_heads=len(weight) // (3 * HEAD_DIM)).flatten(1)
-        activation = "quick_gelu" if self.quick_gelu else None
         residual = None if self.residual is None else self.residual[rows].to(dtype)
-        return linear_ref(x, weight, bias, activation=activation, residual=residual)
+        return linear_ref(x, weight, bias, activation=self.activation, residual=residual)
 
     def run(self, launches: int) -> int:
         """The wrong numbers among the outputs of at least ``launches`` launches."""

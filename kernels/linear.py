@@ -1,10 +1,10 @@
-"""Linear with its epilogue: ``residual + act(x @ weight.T + bias)``, where ``act`` is quick_gelu or nothing.
+"""Linear with its epilogue: ``residual + act(x @ weight.T + bias)``, where ``act`` is quick_gelu, gelu or nothing.
 
 Replaces ``F.linear``, the activation and the residual addition, for live rows only. The output is written once and
 read by nobody in between: the eager pieces move ``8 * N`` bytes a row more at 16 bits for an activation or a residual
 (writing and reading the output twice). Accumulation and epilogue in fp32, ONE rounding, at the end; the sum over K
 is never split, so a row's bits depend on nothing but the row. fp16 overflows as plain PyTorch does: a result above
-65,504 is infinite, and quick_gelu of minus infinity is NaN.
+65,504 is infinite, and the activation of minus infinity is NaN. gelu is the exact one, by the error function.
 """
 
 import torch
@@ -31,7 +31,7 @@ def linear(
         x: ``[rows, K]``, bf16, fp16 or fp32; the stride between rows is free.
         weight: ``[N, K]``, dtype of ``x``; the stride between rows is free.
         bias: ``[N]``, dtype of ``x``, or None.
-        activation: ``"quick_gelu"`` or None.
+        activation: ``"quick_gelu"`` (``x * sigmoid(1.702 x)``), ``"gelu"`` (``x * (1 + erf(x / sqrt(2))) / 2``) or None.
         residual: ``[rows, N]``, dtype of ``x``, added last; the stride between rows is free.
         num_rows: int32 ``[1]``, how many rows are live; None: all. Rows past it are not written and reach no live
             row.
@@ -51,8 +51,8 @@ def linear(
     n = weight.shape[0]
     if bias is not None:
         check_tensor("bias", bias, shape=[n], dtypes=[x.dtype], device=x.device)
-    if activation not in (None, "quick_gelu"):
-        raise ValueError(f'activation: expected "quick_gelu" or None, got {activation!r}')
+    if activation not in (None, "quick_gelu", "gelu"):
+        raise ValueError(f'activation: expected "quick_gelu", "gelu" or None, got {activation!r}')
     if residual is not None:
         check_tensor("residual", residual, shape=[rows, n], dtypes=[x.dtype], device=x.device)
     check_num_rows(num_rows, x.device)
@@ -74,6 +74,8 @@ def linear_ref(
     out = F.linear(x, weight, bias)
     if activation == "quick_gelu":
         out = out * torch.sigmoid(1.702 * out)
+    elif activation == "gelu":
+        out = F.gelu(out)
     return out if residual is None else residual + out
 
 
@@ -113,16 +115,16 @@ def launch(
     residual: Tensor | None,
     num_rows: Tensor | None,
     *,
-    quick_gelu: bool,
     hopper: bool,
+    activation: str | None = None,
     table: Tensor | None = None,
 ) -> Tensor:
     """Allocate the output and launch a kernel on the device of ``x``, on its current stream.
 
     Args:
         x, weight, bias, residual, num_rows: as of ``linear``, checked; ``x`` may have another dtype than the others.
-        quick_gelu: whether the activation is applied.
         hopper: ``runs_on_hopper`` of the tensors: which kernel runs. Which tile, depends on the rows as well.
+        activation: as of ``linear``.
         table: of a qkv projection whose epilogue rotates q and k; only with ``hopper``, where ``rotary_fits``.
     """
     require_triton("linear", x.device)
@@ -134,9 +136,9 @@ def launch(
         from ernie_vit.kernels.hopper.linear import launch_linear
 
         tile = hopper_regimes(n, k).at(x.shape[0])
-        launch_linear(x, weight, bias, residual, num_rows, out, quick_gelu=quick_gelu, tile=tile, table=table)
+        launch_linear(x, weight, bias, residual, num_rows, out, activation=activation, tile=tile, table=table)
     else:
-        _launch_triton(x, weight, bias, residual, num_rows, out, quick_gelu)
+        _launch_triton(x, weight, bias, residual, num_rows, out, activation)
     return out
 
 
@@ -147,13 +149,13 @@ def _launch_triton(
     residual: Tensor | None,
     num_rows: Tensor | None,
     out: Tensor,
-    quick_gelu: bool,
+    activation: str | None,
 ) -> None:
     from ernie_vit.kernels.triton.linear import launch_linear
 
     regimes = triton_regimes(architecture(x.device), float32=weight.dtype == torch.float32)
     tile = regimes.at(x.shape[0])
-    launch_linear(x, weight, bias, residual, num_rows, out, quick_gelu=quick_gelu, tile=tile)
+    launch_linear(x, weight, bias, residual, num_rows, out, activation=activation, tile=tile)
 
 
 torch.library.define(
@@ -172,7 +174,7 @@ def _run(
     num_rows: Tensor | None,
 ) -> Tensor:
     hopper = runs_on_hopper(x, weight, residual)
-    return launch(x, weight, bias, residual, num_rows, quick_gelu=activation == "quick_gelu", hopper=hopper)
+    return launch(x, weight, bias, residual, num_rows, hopper=hopper, activation=activation)
 
 
 @torch.library.register_fake("ernie_vit::linear")

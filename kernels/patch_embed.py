@@ -58,7 +58,7 @@ torch.library.define("ernie_vit::patch_embed", "(Tensor pixel_values, Tensor wei
 @torch.library.impl("ernie_vit::patch_embed", ["cpu", "cuda"])
 def _run(pixel_values: Tensor, weight: Tensor, num_rows: Tensor | None) -> Tensor:
     hopper = runs_on_hopper(pixel_values, weight)
-    return launch(pixel_values, weight, None, None, num_rows, quick_gelu=False, hopper=hopper)
+    return launch(pixel_values, weight, None, None, num_rows, hopper=hopper)
 
 
 @torch.library.register_fake("ernie_vit::patch_embed")

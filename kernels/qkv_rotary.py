@@ -104,7 +104,7 @@ def _run(
     head_dim = n // (3 * num_heads)
     hopper = runs_on_hopper(x, weight)
     fused = hopper and rotary_fits(n, k, head_dim)
-    out = launch(x, weight, bias, None, num_rows, quick_gelu=False, hopper=hopper, table=table if fused else None)
+    out = launch(x, weight, bias, None, num_rows, hopper=hopper, table=table if fused else None)
     qkv = out.view(x.shape[0], 3, num_heads, head_dim)
     if not fused:
         rotate(qkv, table, num_rows)

@@ -297,7 +297,7 @@ def launch_linear(
     num_rows: Tensor | None,
     out: Tensor,
     *,
-    quick_gelu: bool,
+    activation: str | None,
     tile: HopperTile,
     table: Tensor | None = None,
 ) -> None:
@@ -310,7 +310,7 @@ def launch_linear(
         residual: ``[rows, N]`` or None.
         num_rows: int32 ``[1]`` on the device, or None for all rows.
         out: ``[rows, N]``, contiguous, rows > 0.
-        quick_gelu: whether the activation is applied, before the residual.
+        activation: "quick_gelu", "gelu" or None, applied before the residual.
         tile: the tile and its work sharing; decides the time and not the bits.
         table: fp32 ``[rows, 2, head_dim // 2]``, contiguous, of a qkv projection: q and k are rotated and leave in
             paired order (``kernels/hopper/linear_rotary.py``). The tile must suit (``rotary_fits``).
@@ -319,7 +319,7 @@ def launch_linear(
     n = weight.shape[0]
     main, tail = tile.column_parts
     programs = multiprocessors(x.device)
-    parts = (bias is not None, quick_gelu, residual is not None, num_rows is not None)
+    parts = (bias is not None, activation, residual is not None, num_rows is not None)
     half = table.shape[2] if table is not None else 0
     plan = plan_for(tile, n, k, programs, x.dtype, *parts, half)
     height, out_main, out_tail = tile.block_rows, plan.OUT_MAIN.value, plan.OUT_TAIL.value

@@ -32,17 +32,8 @@ def _add_bias(work, acc, column, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _finish(work, acc, live, row, column, slot, block, use, descriptor, LAYOUT: gl.constexpr, FIRST: gl.constexpr):
-    """Bias, rotation, activation, residual and the only rounding; stores live rows only."""
-    P: gl.constexpr = work.plan
-    if P.HALF:
-        if column < P.ROTATED:
-            acc = rotate(work, acc, live, row, column, LAYOUT)
-        else:
-            acc = _add_bias(work, acc, column, LAYOUT)
-    else:
-        acc = _add_bias(work, acc, column, LAYOUT)
-    if P.QUICK_GELU:
+def _activate(acc, ACTIVATION: gl.constexpr):
+    if ACTIVATION == "quick_gelu":
         # x * sigmoid(1.702 x) with exp2 and an approximate reciprocal: -1.702 log2(e) = -2.4554670
         acc = gl.inline_asm_elementwise(
             "{.reg .f32 t; mul.f32 t, $1, 0fC01D2661; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000;"
@@ -53,6 +44,23 @@ def _finish(work, acc, live, row, column, slot, block, use, descriptor, LAYOUT: 
             is_pure=True,
             pack=1,
         )
+    elif ACTIVATION == "gelu":
+        acc = 0.5 * acc * (1 + gl.erf(0.7071067811865476 * acc))
+    return acc
+
+
+@gluon.jit
+def _finish(work, acc, live, row, column, slot, block, use, descriptor, LAYOUT: gl.constexpr, FIRST: gl.constexpr):
+    """Bias, rotation, activation, residual and the only rounding; stores live rows only."""
+    P: gl.constexpr = work.plan
+    if P.HALF:
+        if column < P.ROTATED:
+            acc = rotate(work, acc, live, row, column, LAYOUT)
+        else:
+            acc = _add_bias(work, acc, column, LAYOUT)
+    else:
+        acc = _add_bias(work, acc, column, LAYOUT)
+    acc = _activate(acc, P.ACTIVATION)
     if P.RESIDUAL:
         mbarrier.wait(work.shared.residual_ready.index(slot), use & 1)
         acc = acc + block.load(LAYOUT).to(gl.float32)

@@ -30,7 +30,8 @@ class Plan(str):
         programs: multiprocessors of the device, which is a program's step from tile to tile; as a number known at
             run time it costs the register that makes the 320-row tile spill.
         dtype: of every tensor.
-        bias, quick_gelu, residual, num_rows: which parts the call has.
+        bias, residual, num_rows: which parts the call has.
+        activation: "quick_gelu", "gelu" or None.
         rotary_half: half of head_dim, if the first two thirds of the columns, q and k, are rotated; else 0.
     """
 
@@ -47,7 +48,7 @@ class Plan(str):
         programs: int,
         dtype: torch.dtype,
         bias: bool,
-        quick_gelu: bool,
+        activation: str | None,
         residual: bool,
         num_rows: bool,
         rotary_half: int = 0,
@@ -86,7 +87,7 @@ class Plan(str):
             "GROUP_ROWS": tile.group_rows,
             "PROGRAMS": programs,
             "BIAS": bias,
-            "QUICK_GELU": quick_gelu,
+            "ACTIVATION": activation,
             "RESIDUAL": residual,
             "NUM_ROWS": num_rows,
             "REGISTERS": [*multiplying, loading, loading],

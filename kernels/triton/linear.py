@@ -38,7 +38,7 @@ def linear_kernel(
     stride_residual,
     N: tl.constexpr,
     K: tl.constexpr,
-    QUICK_GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     ALIGN_X: tl.constexpr,  # bytes that divide the address of every row
     ALIGN_WEIGHT: tl.constexpr,
     ALIGN_RESIDUAL: tl.constexpr,
@@ -85,8 +85,10 @@ def linear_kernel(
         mask = (offs_m < live)[:, None] & mask_n[None, :]
         if bias_ptr is not None:
             acc += tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
-        if QUICK_GELU:
+        if ACTIVATION == "quick_gelu":
             acc *= tl.sigmoid(1.702 * acc)
+        elif ACTIVATION == "gelu":
+            acc *= 0.5 * (1 + tl.erf(0.7071067811865476 * acc))
         if residual_ptr is not None:
             offsets = offs_m.to(tl.int64)[:, None] * stride_residual + offs_n[None, :]
             residual_ptrs = tl.multiple_of(residual_ptr + offsets, (1, ALIGN_RESIDUAL))
@@ -112,7 +114,7 @@ def launch_linear(
     num_rows: Tensor | None,
     out: Tensor,
     *,
-    quick_gelu: bool,
+    activation: str | None,
     tile: TritonTile,
 ) -> None:
     """Launch on the tensors' device, on its current stream.
@@ -124,7 +126,7 @@ def launch_linear(
         residual: ``[rows, N]`` or None.
         num_rows: int32 ``[1]`` on the device, or None for all rows.
         out: ``[rows, N]``, contiguous, rows > 0.
-        quick_gelu: whether the activation is applied, before the residual.
+        activation: "quick_gelu", "gelu" or None, applied before the residual.
         tile: the tile; decides the time and not the bits.
     """
     rows, k = x.shape
@@ -149,7 +151,7 @@ def launch_linear(
         (
             n,
             k,
-            quick_gelu,
+            activation,
             _alignment(x),
             _alignment(weight),
             _alignment(residual) if residual is not None else 16,

@@ -17,6 +17,7 @@ from ernie_vit.kernels.triton.launch import Launcher  # noqa: E402
 
 GPU = torch.device("cuda", 0)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ACTIVATIONS = (None, "quick_gelu", "gelu")
 QKV = ((2, 1280), (3840, 1280), (2, 3840))  # x, weight, out
 Launch = tuple[Launcher, tuple[Any, ...], tuple[Any, ...], dict[str, Any]]
 
@@ -57,7 +58,7 @@ def launch_everything() -> None:
                     weight = torch.zeros(80, 80, dtype=dtype)
                     parts = (bias[1:], x) if rows % 2 else (None, None)
                     tile = TRITON_DEFAULT.at(rows)
-                    linear.launch_linear(x, weight, *parts, num_rows, out, quick_gelu=rows < 16, tile=tile)
+                    linear.launch_linear(x, weight, *parts, num_rows, out, activation=ACTIVATIONS[rows % 3], tile=tile)
                 for row in views(rows, 480, dtype):
                     table = torch.zeros(rows, 2, 40)
                     rotary.launch_apply(row.unflatten(1, (3, 2, 80)), table, num_rows)
@@ -79,11 +80,11 @@ def launch_hopper_linear(monkeypatch: pytest.MonkeyPatch) -> None:
             bias = torch.zeros(161, dtype=dtype)
             for num_rows in (None, counts[:1], counts[3:4]):
                 for parts in ((None, None), (bias[:160], None), (bias[1:], x)):
-                    hopper.launch_linear(x, weight, *parts, num_rows, out, quick_gelu=rows == 16, tile=tile)
+                    hopper.launch_linear(x, weight, *parts, num_rows, out, activation=ACTIVATIONS[rows % 3], tile=tile)
         for tile in HOPPER_TILES[3840, 1280].tiles:
             x, weight, out = (torch.zeros(size, width, dtype=dtype) for size, width in QKV)
             for table in (None, torch.zeros(2, 2, 40), torch.zeros(161)[1:].view(2, 2, 40)):
-                hopper.launch_linear(x, weight, None, None, None, out, quick_gelu=False, tile=tile, table=table)
+                hopper.launch_linear(x, weight, None, None, None, out, activation=None, tile=tile, table=table)
 
 
 @pytest.mark.compile

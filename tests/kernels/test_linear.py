@@ -22,7 +22,7 @@ from ernie_vit.kernels.tiles.linear import (
 )
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-EPILOGUES = ["", "bias", "bias quick_gelu", "bias residual", "bias quick_gelu residual"]
+EPILOGUES = ["", "bias", "bias quick_gelu", "bias gelu", "bias residual", "bias quick_gelu residual"]
 # As in the tower, so that what one GPU test compiles serves the others.
 TOWER = {
     (3840, 1280): "bias",
@@ -124,13 +124,22 @@ def test_quick_gelu_is_not_gelu(device: str) -> None:
     assert relative_error(out, F.gelu(before)) > 1e-3
 
 
+def test_gelu_is_the_exact_one(device: str) -> None:
+    case = Case(64, torch.float32, device, "bias gelu")
+    out = case.run().double()
+    before = F.linear(case.x.double(), case.weight.double(), case.bias.double())
+    assert relative_error(out, before / 2 * (1 + torch.erf(before / 2**0.5))) < 1e-6
+    assert relative_error(out, F.gelu(before, approximate="tanh")) > 1e-5
+
+
+@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_quick_gelu_far_from_zero(device: str, dtype: torch.dtype) -> None:
+def test_activations_far_from_zero(device: str, dtype: torch.dtype, activation: str) -> None:
     values = torch.tensor([-6e4, -1e3, -90.0, -20.0, 0.0, 20.0, 90.0, 1e3, 6e4], device=device).to(dtype)
     x = torch.zeros(3, 16, dtype=dtype, device=device)
     weight = torch.zeros(len(values), 16, dtype=dtype, device=device)
-    out = linear(x, weight, values, activation="quick_gelu")
-    exact = linear_ref(x.double(), weight.double(), values.double(), activation="quick_gelu")
+    out = linear(x, weight, values, activation=activation)
+    exact = linear_ref(x.double(), weight.double(), values.double(), activation=activation)
     torch.testing.assert_close(out.double(), exact, rtol=max(1e-5, torch.finfo(dtype).eps), atol=1e-6)
 
 
@@ -167,7 +176,7 @@ def test_wrong_arguments_are_named(device: str) -> None:
         (ValueError, "bias", (x, weight, bias.to("meta")), {}),
         (ValueError, "residual", (x, weight, bias), {"residual": residual[:3]}),
         (ValueError, "num_rows", (x, weight), {"num_rows": count(4, device).expand(2)}),
-        (ValueError, "activation", (x, weight), {"activation": "gelu"}),
+        (ValueError, "activation", (x, weight), {"activation": "relu"}),
     ]
     for error, name, positional, named in wrong:
         with pytest.raises(error, match=f"^{name}: expected"):
@@ -238,7 +247,7 @@ def check_tiles(tiles: list, dtype: torch.dtype, epilogue: str, n: int, k: int) 
         ),
         pytest.param(ODD_TILES, torch.bfloat16, EPILOGUES[-1], 168, 72, id="odd"),
         pytest.param(ODD_TILES[-2:], torch.float16, EPILOGUES[-1], 640, 160, id="half-precision"),
-        pytest.param(list(HOPPER_DEFAULT.tiles), torch.bfloat16, "", 5120, 5120, id="default"),
+        pytest.param(list(HOPPER_DEFAULT.tiles), torch.bfloat16, "bias gelu", 5120, 5120, id="resampler"),
     ],
 )
 def test_hopper_tiles(tiles: list[HopperTile], dtype: torch.dtype, epilogue: str, n: int, k: int) -> None:

@@ -23,7 +23,14 @@ SMALLEST_SHARED_MEMORY = 64 * 1024
 
 
 def compile_triton(
-    tile: TritonTile, arch: str, *, k: int = 1280, x: str = "bf16", weight: str = "bf16", align: int = 16
+    tile: TritonTile,
+    arch: str,
+    *,
+    k: int = 1280,
+    x: str = "bf16",
+    weight: str = "bf16",
+    align: int = 16,
+    activation: str = "quick_gelu",
 ) -> Report:
     """With the whole epilogue; ``align``: bytes that divide the address of a weight's row."""
     from ernie_vit.kernels.triton.linear import GROUP_ROWS, linear_kernel
@@ -34,7 +41,7 @@ def compile_triton(
     constexprs = {
         "N": 1280,
         "K": k,
-        "QUICK_GELU": True,
+        "ACTIVATION": activation,
         "ALIGN_X": 16,
         "ALIGN_WEIGHT": align,
         "ALIGN_RESIDUAL": 16,
@@ -47,7 +54,13 @@ def compile_triton(
 
 
 def compile_hopper(
-    tile: HopperTile, n: int, k: int, dtype: torch.dtype = torch.bfloat16, *, rotary_half: int = 0
+    tile: HopperTile,
+    n: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    activation: str = "quick_gelu",
+    rotary_half: int = 0,
 ) -> Report:
     """With the epilogue that the tower has for a weight ``[n, k]``, or all of it."""
     from triton.experimental.gluon import language as gl
@@ -55,8 +68,8 @@ def compile_hopper(
     from ernie_vit.kernels.hopper.linear import linear_kernel
     from ernie_vit.kernels.hopper.linear_work import Plan
 
-    quick_gelu, residual = n == 5120, n == 1280 or k == 5120
-    parts = {"bias": True, "quick_gelu": quick_gelu, "residual": residual, "num_rows": True}
+    residual = n == 1280 or k == 5120
+    parts = {"bias": True, "activation": activation if n == 5120 else None, "residual": residual, "num_rows": True}
     plan = Plan(tile, n, k, 132, dtype, **parts, rotary_half=rotary_half)
     element = "bf16" if dtype is torch.bfloat16 else "fp16"
 
@@ -125,6 +138,11 @@ def test_triton_tile(arch: str, tile: TritonTile) -> None:
         assert found.async_copies > 0  # inputs are loaded ahead
 
 
+@pytest.mark.parametrize("arch", SHARED_MEMORY_LIMIT)
+def test_largest_triton_tile_with_gelu(arch: str) -> None:
+    check(compile_triton(triton_regimes(arch, float32=False).tiles[-1], arch, activation="gelu"))
+
+
 @pytest.mark.parametrize(("arch", "tile"), TRITON_CASES)
 def test_triton_tile_with_pixel_rows(arch: str, tile: TritonTile) -> None:
     check(compile_triton(tile, arch, k=588, x="fp32", align=8))  # 588 numbers of 16 bits: 8 bytes divide a row
@@ -168,6 +186,15 @@ def test_hopper_tile_with_rotary(tile: HopperTile) -> None:
 
 
 @pytest.mark.gluon
+@pytest.mark.parametrize("tile", HOPPER_DEFAULT.tiles, ids=name)
+def test_hopper_tile_with_gelu(tile: HopperTile) -> None:
+    found, quick = (compile_hopper(tile, 5120, 10240, activation=activation) for activation in ("gelu", "quick_gelu"))
+    check(found)
+    assert found.wgmma == quick.wgmma
+    assert found.assembly != quick.assembly
+
+
+@pytest.mark.gluon
 def test_hopper_tile_in_half_precision() -> None:
     found = compile_hopper(HOPPER_TILES[1280, 1280].at(4000), 1280, 1280, torch.float16)
     check(found)
@@ -181,7 +208,7 @@ def test_hopper_plan_is_what_triton_asks_of_a_compile_time_argument() -> None:
 
     def plan(rows: int) -> Plan:
         tile = HOPPER_TILES[1280, 1280].at(rows)
-        return Plan(tile, 1280, 1280, 132, torch.bfloat16, bias=True, quick_gelu=False, residual=True, num_rows=True)
+        return Plan(tile, 1280, 1280, 132, torch.bfloat16, bias=True, activation=None, residual=True, num_rows=True)
 
     assert plan(256) == plan(256)
     assert hash(plan(256)) == hash(plan(256))

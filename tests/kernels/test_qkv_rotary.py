@@ -190,7 +190,7 @@ def test_every_tile_leaves_dead_rows_alone() -> None:
     for tile in dict.fromkeys(HOPPER_TILES[3840, 1280].tiles):
         out = torch.full_like(full, POISON)
         arguments = (case.x, case.weight, case.bias, None, count(live, "cuda"), out)
-        launch_linear(*arguments, quick_gelu=False, tile=tile, table=case.table)
+        launch_linear(*arguments, activation=None, tile=tile, table=case.table)
         assert torch.equal(out[:live], full[:live]), tile
         assert (out[live:] == out.new_tensor(POISON)).all(), tile
 
