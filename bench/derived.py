@@ -1,0 +1,134 @@
+"""Figures that follow from a run's records: speed-ups, where eager and graph cross, and the conditions in one line."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from bench.records import Call, Kernel, Run
+
+MIX = "mix"
+NO_GPU = "no GPU"
+GRAPH, EAGER = " graph", " eager"
+
+
+def is_ours(provider: str) -> bool:
+    """``"ours"``, ``"ours graph"`` and ``"ours, 1/8 live"`` are; everything else is a peer."""
+    return provider.replace(",", " ").split()[:1] == ["ours"]
+
+
+def headline(call: Call) -> float:
+    """Milliseconds that stand for a call: the median, and of the mix, whose calls differ in size, the mean."""
+    return call.mean if call.input == MIX else call.median
+
+
+def by_input(run: Run) -> dict[str, dict[str, Call]]:
+    """Calls by input and provider, in the run's order, the mix last."""
+    found: dict[str, dict[str, Call]] = {}
+    for call in sorted(run.calls, key=lambda call: call.input == MIX):
+        found.setdefault(call.input, {})[call.provider] = call
+    return found
+
+
+def providers(records: Iterable[Call]) -> list[str]:
+    """Peers in the run's order, then ours, so that ours stand together and last."""
+    return sorted(dict.fromkeys(record.provider for record in records), key=is_ours)
+
+
+def our_encoder(run: Run) -> str | None:
+    """The one of our ways to encode that is compared with the peers: from graphs, if the run has that."""
+    ours = [name for name in providers(run.calls) if is_ours(name)]
+    return next((name for name in ours if name.endswith(GRAPH)), ours[0] if ours else None)
+
+
+def speed_ups(run: Run) -> dict[str, dict[str, float]]:
+    """By input and peer: the peer's time over ours. Inputs that ours or all peers lack are left out."""
+    ours = our_encoder(run)
+    found = {}
+    for name, calls in by_input(run).items():
+        if ours in calls:
+            peers = {peer: headline(call) / headline(calls[ours]) for peer, call in calls.items() if not is_ours(peer)}
+            found |= {name: peers} if peers else {}
+    return found
+
+
+def single_images(run: Run) -> dict[str, list[Call]]:
+    """Calls of one image by provider, smallest first: what can be drawn against patches as one line."""
+    lines: dict[str, list[Call]] = {name: [] for name in providers(run.calls)}
+    for call in sorted(run.calls, key=lambda call: call.patches):
+        if call.images == 1 and call.input != MIX and not call.input.startswith("video"):
+            lines[call.provider].append(call)
+    return {name: calls for name, calls in lines.items() if calls}
+
+
+def crossovers(run: Run) -> dict[str, str]:
+    """For each encoder that ran both ways: from how many patches on its graph or its eager call is faster.
+
+    Between two sizes the lines are taken as straight in logarithms of patches and of time.
+    """
+    lines = single_images(run)
+    found = {}
+    for name, graph in lines.items():
+        encoder = name.removesuffix(GRAPH)
+        eager = {call.patches: call.median for call in lines.get(encoder + EAGER, [])}
+        # positive where the graph is faster
+        gains = [(call.patches, math.log(eager[call.patches] / call.median)) for call in graph if call.patches in eager]
+        if name.endswith(GRAPH) and gains:
+            found[encoder] = _in_words(gains)
+    return found
+
+
+def _in_words(gains: Sequence[tuple[int, float]]) -> str:
+    way = {True: "graph", False: "eager"}
+    words = []
+    for (few, gain), (many, next_gain) in pairwise(gains):
+        if (gain >= 0) != (next_gain >= 0):
+            share = gain / (gain - next_gain)
+            words.append(f"{way[gain >= 0]} up to about {round(few * (many / few) ** share, -2):,.0f} patches")
+    last = way[gains[-1][1] >= 0]
+    if words:
+        return ", ".join([*words, f"{last} from there"])
+    return f"{last} everywhere, {gains[0][0]:,} to {gains[-1][0]:,} patches"
+
+
+def of_ideal(kernel: Kernel) -> float:
+    """The share of what the tiles' whole rounds allow; where that is not known, of the machine's ceiling."""
+    return kernel.of_ceiling if kernel.of_ideal is None else kernel.of_ideal
+
+
+def fastest_peers(run: Run) -> dict[tuple[str, str, int], Kernel]:
+    """By kernel, case and rows: the fastest provider that is not ours."""
+    found: dict[tuple[str, str, int], Kernel] = {}
+    for kernel in run.kernels:
+        key = kernel.kernel, kernel.case, kernel.rows
+        if not is_ours(kernel.provider) and (key not in found or kernel.microseconds < found[key].microseconds):
+            found[key] = kernel
+    return found
+
+
+def conditions(run: Run) -> str:
+    """Everything that the figures depend on, in one line."""
+    machine = run.machine
+    parts = [
+        machine.gpu,
+        ", ".join(f"{name} {value}" for name, value in machine.conditions.items()),
+        ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+        f"commit {machine.commit}",
+        machine.date + (", quick run" if run.quick else ""),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def clocks(calls: Iterable[Call]) -> str:
+    """The range of clocks, power and temperature while these calls were timed; empty where none were read."""
+    read = [call.clocks for call in calls if call.clocks]
+    if not read:
+        return ""
+    return ", ".join(
+        f"{_range([getattr(clock, name) for clock in read])} {unit}"
+        for name, unit in (("sm", "MHz (SM)"), ("power", "W"), ("temperature", "°C"))
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} to {high}"
