@@ -181,6 +181,7 @@ def best(stack: Stack, choices: Iterable[Choice], exact: Tensor, time_of: Callab
     return sorted(zip(times, right, strict=True), key=lambda pair: pair[0])
 
 
+@torch.no_grad()
 def launch_once(task: tuple[Name, HopperTile]) -> bool:
     """Compile the tower's kernel of one tile; False if it does not fit this GPU or spills."""
     from triton.runtime.errors import OutOfResources, PTXASError
