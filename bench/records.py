@@ -4,7 +4,6 @@ Times of whole calls are milliseconds, of kernels microseconds; errors are ``||o
 """
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,12 +163,6 @@ class Run:
     captures: list[Capture] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """What the files of this run are called: day and GPU, ``2026-11-30-h200``; ``-cpu`` without one."""
-        gpu = "cpu" if self.machine.gpu == NO_GPU else self.machine.gpu.lower().removeprefix("nvidia ")
-        return f"{self.machine.date}-{re.sub('[^a-z0-9]+', '-', gpu)}"
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")

@@ -1,0 +1,161 @@
+"""Timing whole calls, as vLLM times its encoder: synchronise, call, synchronise. The host's work is part of a call.
+
+Providers take turns in balanced orders, so that neither a drift of the clocks nor what ran just before favours one.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bench.encoders.encoder import Encoder
+from bench.machine import Sensors, middle
+from bench.plan import Plan, Sizes, num_patches, pixels
+from bench.records import Call, Clocks, Host
+from bench.samples import balanced_orders, percentile_99, spread
+
+MIX = "mix"
+WARM_UPS = 4
+LEAST_ROUNDS = 8  # however long they take
+DEVICE_ROUNDS = 3
+HEAD_START = 1.25  # times the host's time, for which the GPU waits before its work is timed
+HOST_CALLS = 30
+
+
+@dataclass
+class Samples:
+    """Milliseconds of one provider's calls."""
+
+    total: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    clocks: list[Clocks | None] = field(default_factory=list)
+
+    def take(self, encoder: Encoder, rows: Tensor, grid: Tensor, sensors: Sensors) -> None:
+        """Time one call, and read the clocks behind it."""
+        host, total = time_call(encoder.run, rows, grid)
+        self.host.append(host)
+        self.total.append(total)
+        self.clocks.append(sensors.read())
+
+
+def time_call(call: Callable[[Tensor, Tensor], Any], rows: Tensor, grid: Tensor) -> tuple[float, float]:
+    """Milliseconds until a call returns, and until the device has finished it."""
+    synchronize()
+    started = time.perf_counter()
+    out = call(rows, grid)
+    returned = time.perf_counter()
+    synchronize()
+    ended = time.perf_counter()
+    del out  # here, so that no call frees another's result
+    return (returned - started) * 1e3, (ended - started) * 1e3
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure_input(name: str, sizes: Sizes, encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> Iterator[Call]:
+    """Each encoder's times of one input."""
+    rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
+    able = [encoder for encoder in encoders if encoder.takes(sizes)]
+    for encoder in able:
+        for _ in range(WARM_UPS):
+            time_call(encoder.run, rows, grid)
+    samples = [Samples() for _ in able]
+    orders, started = balanced_orders(len(able)), time.perf_counter()
+    for turn in range(plan.rounds):
+        if turn >= LEAST_ROUNDS and time.perf_counter() - started > plan.seconds:
+            break
+        for place in orders[turn % len(orders)]:
+            samples[place].take(able[place], rows, grid, sensors)
+    for encoder, of in zip(able, samples, strict=True):
+        yield Call(
+            input=name,
+            patches=num_patches(sizes),
+            images=len(sizes),
+            provider=encoder.provider,
+            median=median(of.total),
+            mean=mean(of.total),
+            p99=percentile_99(of.total),
+            host=median(of.host),
+            device=device_milliseconds(encoder, rows, grid, median(of.host)),
+            images_per_second=len(sizes) * 1e3 / mean(of.total),
+            spread=spread(of.total),
+            clocks=middle(of.clocks),
+        )
+
+
+def measure_mix(encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> Iterator[Call]:
+    """Each encoder's times of the mix, every call on fresh rows and of sizes that it has met once."""
+    samples = [Samples() for _ in encoders]
+    orders = balanced_orders(len(encoders))
+    for turn in range(-1, plan.mix_passes):  # the first pass warms up
+        for call, sizes in enumerate(tqdm(plan.mix, desc=f"mix, pass {turn + 1}", leave=False)):
+            rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
+            for place in orders[call % len(orders)]:
+                if turn < 0:
+                    time_call(encoders[place].run, rows, grid)
+                else:
+                    samples[place].take(encoders[place], rows, grid, sensors)
+    images = sum(map(len, plan.mix))
+    for encoder, of in zip(encoders, samples, strict=True):
+        yield Call(
+            input=MIX,
+            patches=sum(map(num_patches, plan.mix)),
+            images=images,
+            provider=encoder.provider,
+            median=median(of.total),
+            mean=mean(of.total),
+            p99=percentile_99(of.total),
+            host=median(of.host),
+            device=None,
+            images_per_second=images * 1e3 / (mean(of.total) * len(plan.mix)),
+            spread=spread(of.total, mean),  # the passes are the halves
+            clocks=middle(of.clocks),
+        )
+
+
+def device_milliseconds(encoder: Encoder, rows: Tensor, grid: Tensor, host: float) -> float | None:
+    """The GPU's work on a call, by events. The GPU waits first, so that the host is ahead and leaves no gaps.
+
+    A call that itself waits for the GPU cannot be ahead: its time then has the gaps that it makes.
+    """
+    if not torch.cuda.is_available():
+        return None
+    times = []
+    cycles = int(HEAD_START * host * 1e-3 * 2e9)  # of a clock of at most about 2 GHz
+    for _ in range(DEVICE_ROUNDS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(cycles)
+        start.record()
+        out = encoder.run(rows, grid)
+        end.record()
+        end.synchronize()
+        del out
+        times.append(start.elapsed_time(end))
+    return median(times)
+
+
+def measure_host(encoder: Encoder, plan: Plan) -> Iterator[Host]:
+    """Time until a small call returns: of one size again and again, and of sizes that were never met before."""
+    same = next(iter(plan.inputs.values()))
+    for met_before, calls in ((True, [same] * HOST_CALLS), (False, new_sizes(num_patches(same), plan))):
+        times = []
+        for sizes in calls:
+            rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
+            times.append(time_call(encoder.run, rows, grid)[0] * 1e3)
+        yield Host(encoder.provider, met_before, median(times[WARM_UPS if met_before else 0 :]))
+
+
+def new_sizes(patches: int, plan: Plan) -> list[Sizes]:
+    """Single images of about ``patches`` patches that nothing else in the plan has."""
+    known = {tuple(size) for sizes in (*plan.inputs.values(), *plan.mix, plan.images, plan.live) for size in sizes}
+    sides = range(2, patches, 2)
+    found = [(1, h, w) for h in sides for w in sides if 0.75 * patches <= h * w <= 1.25 * patches]
+    return [[size] for size in found if size not in known][:HOST_CALLS]

@@ -1,0 +1,185 @@
+"""vLLM's own ERNIE-4.5-VL vision tower and resampler: eager, and through its CUDA-graph manager.
+
+The real classes of vLLM 0.33 without the language model around them, in the caller's process.
+"""
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.encoders.encoder import Encoder
+from bench.records import Capture
+from ernie_vit import ErnieVisionConfig, ErnieVisionEncoder
+from ernie_vit.graph.capacity import MIB
+from ernie_vit.model.weights import canonical_name
+
+LIBRARY = "vLLM"
+EAGER, GRAPH = "vLLM eager", "vLLM graph"
+# Tokens of its graphs, and images in one of them: its own choice for 4,096 tokens, and room for the mix.
+BUDGETS = [64, 128, 256, 512, 1024, 2048, 4096]
+MAX_ITEMS = 64
+
+
+@contextmanager
+def open_vllm(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
+    """vLLM's eager encoder with the parameters of ``weights`` themselves; it opens its graphs.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
+    with vllm_world() as vllm_config:
+        model = build_model(weights)
+
+        @torch.inference_mode()
+        def eager(pixel_values: Tensor, grid_thw: Tensor) -> Any:
+            return model.encoder_eager_forward({"pixel_values": pixel_values, "image_grid_thw": grid_thw})
+
+        graphs = {GRAPH: partial(open_graphs, model, vllm_config, weights.dtype)}
+        yield Encoder(EAGER, LIBRARY, eager, tower=model.vision_model, graphs=graphs)
+
+
+@contextmanager
+def open_graphs(
+    model: Any, vllm_config: Any, dtype: torch.dtype, capacities: Sequence[tuple[int, int]] | None = None
+) -> Iterator[Encoder]:
+    """Graphs of vLLM's own token budgets, or of ``capacities`` in rows and images."""
+    budgets, items = BUDGETS, MAX_ITEMS
+    if capacities is not None:
+        budgets, items = [rows // 4 for rows, _ in capacities], max(images for _, images in capacities)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, started = torch.cuda.mem_get_info()[0], time.perf_counter()
+    manager = capture(model, vllm_config, dtype, budgets, items)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    taken = (free - torch.cuda.mem_get_info()[0]) / MIB
+
+    @torch.inference_mode()
+    def run(pixel_values: Tensor, grid_thw: Tensor) -> Any:
+        return manager.execute({"pixel_values": pixel_values, "image_grid_thw": grid_thw})
+
+    try:
+        yield Encoder(GRAPH, LIBRARY, run, videos=False, capture=Capture(GRAPH, len(budgets), seconds, taken))
+    finally:
+        manager.budget_graphs.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def vllm_world() -> Iterator[Any]:
+    """A process group of one and a current ``VllmConfig``, which vLLM's layers want while they are built and run.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    vllm_config = VllmConfig()
+    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(vllm_config):
+        parallel_state.init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{folder}/rendezvous", backend="gloo"
+        )
+        parallel_state.initialize_model_parallel(1)
+        try:
+            yield vllm_config
+        finally:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
+
+
+def build_model(weights: ErnieVisionEncoder) -> Any:
+    """The class that vLLM's graph manager drives, with nothing but its vision parts, which share ``weights``."""
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.models import ernie45_vl
+
+    config = original_config(weights.config)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(weights.dtype)
+    try:
+        with weights.device:
+            tower = ernie45_vl.Ernie4_5_VisionTransformer(
+                config.vision_config, norm_eps=weights.config.norm_eps, prefix="vision_model"
+            )
+            resampler = ernie45_vl.VariableResolutionResamplerModel(
+                config.pixel_hidden_size,
+                config.hidden_size,
+                config.spatial_conv_size,
+                config.temporal_conv_size,
+                config=config,
+                prefix="resampler_model",
+            )
+    finally:
+        torch.set_default_dtype(default)
+    cls = ernie45_vl.Ernie4_5_VLMoeForConditionalGeneration
+    model: Any = cls.__new__(cls)
+    nn.Module.__init__(model)
+    model.config, model.vision_model, model.resampler_model = config, tower, resampler
+    state = weights.state_dict()
+    for name, parameter in model.named_parameters():
+        ours = state.pop(canonical_name(name))
+        if ours.shape != parameter.shape:
+            raise ValueError(f"{name}: expected shape {list(ours.shape)}, got {list(parameter.shape)}")
+        parameter.data = ours
+    if state:
+        raise ValueError(f"vLLM's model: expected a parameter for each of ours, got none for {sorted(state)}")
+    for module in model.modules():  # the model loader's step after loading
+        if isinstance(getattr(module, "quant_method", None), QuantizeMethodBase):
+            module.quant_method.process_weights_after_loading(module)
+    return model.eval().requires_grad_(False)
+
+
+def original_config(config: ErnieVisionConfig) -> Any:
+    """The fields of the original checkpoint's config that vLLM's classes read."""
+    vision = SimpleNamespace(
+        patch_size=config.patch_size,
+        spatial_merge_size=config.spatial_merge_size,
+        in_channels=config.in_channels,
+        hidden_size=config.hidden_size,
+        embed_dim=config.hidden_size,
+        depth=config.depth,
+        num_heads=config.num_heads,
+        mlp_ratio=config.intermediate_size // config.hidden_size,
+    )
+    return SimpleNamespace(
+        vision_config=vision,
+        pixel_hidden_size=config.hidden_size,
+        hidden_size=config.text_hidden_size,
+        spatial_conv_size=config.spatial_merge_size,
+        temporal_conv_size=config.temporal_merge_size,
+        use_temporal_conv=True,
+        rms_norm_eps=config.text_norm_eps,
+    )
+
+
+@torch.inference_mode()
+def capture(
+    model: Any, vllm_config: Any, dtype: torch.dtype, budgets: Sequence[int] = BUDGETS, items: int = MAX_ITEMS
+) -> Any:
+    """vLLM's ``EncoderCudaGraphManager`` for a model, with a graph for each budget of tokens and ``items`` images."""
+    from vllm.config import MultiModalConfig
+    from vllm.v1.worker.encoder_cudagraph import EncoderCudaGraphManager
+
+    compilation = vllm_config.compilation_config
+    compilation.encoder_cudagraph_token_budgets = list(budgets)
+    compilation.encoder_cudagraph_max_vision_items_per_batch = items
+    settings = SimpleNamespace(
+        compilation_config=compilation,
+        model_config=SimpleNamespace(multimodal_config=MultiModalConfig(), max_model_len=32768),
+        parallel_config=vllm_config.parallel_config,
+        scheduler_config=vllm_config.scheduler_config,
+    )
+    manager = EncoderCudaGraphManager(settings, torch.device("cuda"), dtype, model)
+    manager.capture(torch.cuda.graph_pool_handle())
+    return manager
