@@ -191,6 +191,7 @@ def launch_once(task: tuple[Name, HopperTile]) -> bool:
     name, tile = task
     with torch.device("cuda"):
         tower = VisionTower(replace(CONFIG, depth=1)).bfloat16()
+    _launch._compiled.clear()
     try:
         Stack(tower, [(2, 2)]).run({name: tile})
     except (OutOfResources, PTXASError):
