@@ -17,6 +17,7 @@ from bench.tables import NOTHING, Table
 # No smaller difference counts. Whole runs on other days, or other machines of one kind, differed by 2 to 3 %.
 TIME_FLOOR = 0.03
 ERROR_FLOOR = 0.05
+HOST_FLOOR = 0.1  # the processor's share in a shared machine
 CAPTURE_FLOOR = 0.25  # seconds of one capture, which is not repeated
 
 
@@ -72,7 +73,7 @@ def _figures(run: Run) -> Iterator[tuple[Key, Figure]]:
     for call in run.calls:
         of_call = "calls", call.input, call.provider
         yield Key(*of_call, "ms"), Figure(derived.headline(call), call.spread)
-        yield Key(*of_call, "ms, host"), Figure(call.host, call.spread)
+        yield Key(*of_call, "ms, host"), Figure(call.host, call.spread, HOST_FLOOR)
     for kernel in run.kernels:
         of_kernel = f"kernel {kernel.kernel}", f"{kernel.case}, {kernel.rows:,} rows", kernel.provider
         yield Key(*of_kernel, "µs"), Figure(kernel.microseconds, kernel.noise)
@@ -93,6 +94,9 @@ def _figures(run: Run) -> Iterator[tuple[Key, Figure]]:
             Key("bits", bits.situation, bits.provider, "% differ"),
             Figure(100 * (1 - bits.equal / bits.of), floor=0.0),
         )
+    for host in run.hosts:
+        sizes = "sizes met before" if host.met_before else "new sizes"
+        yield Key("host", sizes, host.provider, "µs"), Figure(host.microseconds, floor=HOST_FLOOR)
     for cost in run.captures:
         yield Key("capture", f"{cost.graphs} graphs", cost.provider, "s"), Figure(cost.seconds, floor=CAPTURE_FLOOR)
         yield Key("capture", f"{cost.graphs} graphs", cost.provider, "MiB"), Figure(cost.mebibytes)
@@ -136,7 +140,7 @@ def only_in(first: Run, second: Run) -> Table:
 @click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_context
 def compare(context: click.Context, before: Path, after: Path) -> None:
-    """Compare two runs, given as their JSON files. The exit status is 1 if something of ours got worse."""
+    """Compare two runs, given as their JSON files. The exit status is 1 if something of ours got worse or failed."""
     try:
         first, second = Run.read(before), Run.read(after)
     except ValueError as error:
@@ -158,9 +162,12 @@ def compare(context: click.Context, before: Path, after: Path) -> None:
     ):
         if table.rows:
             console.print(rich_table(table))
+    failed = [entry for entry in second.missing if derived.is_ours(entry.provider)]
+    for entry in failed:
+        console.print(f"{entry.provider} failed: {entry.reason}", style="bold red", highlight=False, markup=False)
     same = len(found) - len(worse) - len(peers) - len(better)
     console.print(f"{len(worse)} worse, {len(better)} better, {same} within the noise", highlight=False)
-    context.exit(1 if worse else 0)
+    context.exit(1 if worse or failed else 0)
 
 
 def _percent(change: Change) -> str:

@@ -7,7 +7,6 @@ from itertools import pairwise
 from bench.records import Call, Kernel, Run
 
 MIX = "mix"
-NO_GPU = "no GPU"
 GRAPH, EAGER = " graph", " eager"
 
 

@@ -1,10 +1,13 @@
 """A run as Markdown that reads well raw: padded columns, numbers to the right, conditions under each table."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from bench import derived
 from bench.records import Run
 from bench.tables import Table, tables
+
+WIDTH = 120
 
 
 def render(run: Run, pictures: Mapping[str, str]) -> str:
@@ -13,10 +16,10 @@ def render(run: Run, pictures: Mapping[str, str]) -> str:
     Args:
         pictures: file names, relative to the report, by what they show.
     """
-    conditions = derived.conditions(run)
+    conditions = filled(derived.conditions(run))
     parts = [
         f"# {run.machine.gpu}, {run.machine.date}" + (" (quick run)" if run.quick else ""),
-        f"{conditions}. The run took {run.seconds:.0f} s.",
+        f"{conditions}\n\nThe run took {run.seconds:.0f} s.",
         *(f"## {table.title}\n\n{render_table(table)}\n\n{_under(table, conditions)}" for table in tables(run)),
         *(["## Pictures"] if pictures else []),
         *(f"![{title}]({file})" for title, file in pictures.items()),
@@ -44,5 +47,10 @@ def render_rows(headings: Sequence[str], align: str, rows: Sequence[Sequence[str
     return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:]))
 
 
+def filled(text: str) -> str:
+    """Lines of a width that reads well raw."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def _under(table: Table, conditions: str) -> str:
-    return f"{table.note}\n\n{conditions}" if table.note else conditions
+    return f"{filled(table.note)}\n\n{conditions}" if table.note else conditions

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from bench import derived
-from bench.markdown import render_rows
-from bench.records import Run
+from bench.markdown import filled, render_rows
+from bench.records import NO_GPU, Run
 from bench.report import RESULTS
 from bench.tables import NOTHING, milliseconds
 
@@ -26,7 +26,7 @@ def newest(folder: Path) -> tuple[Path, Run] | None:
             run = Run.read(path)
         except ValueError:
             continue
-        if run.calls and run.machine.gpu != derived.NO_GPU and not run.quick:
+        if run.calls and run.machine.gpu != NO_GPU and not run.quick:
             # "...-2" after none, "...-10" after "...-9"
             order = [int(digits) for digits in re.findall(r"\d+", path.stem)]
             found.append((run.machine.date, len(order), order, path, run))
@@ -45,15 +45,14 @@ def section(path: Path, run: Run) -> str:
     for provider in derived.providers(run.calls):
         times = (milliseconds(derived.headline(of[provider])) if provider in of else NOTHING for of in inputs.values())
         rows.append((provider.replace("ours", "ernie-vit", 1) if derived.is_ours(provider) else provider, *times))
-    table = render_rows(("patches in a call", *inputs), "l" + "r" * len(inputs), rows)
-    picture = folder / f"{path.stem}-latency.png"
-    parts = [
-        table,
-        "Milliseconds of a whole call, pixel rows to tokens, resampler and host included (medians; the mix of calls: mean),\n"
-        f"bf16, random weights, one process.\n{derived.conditions(run)}.\n"
-        f"More sizes, kernels and errors: [{folder / path.stem}.md]({folder / path.stem}.md).",
-        f"![Milliseconds of a whole call over the patches of one image]({picture})",
-    ]
+    report, picture = folder / f"{path.stem}.md", folder / f"{path.stem}-latency.png"
+    conditions = (
+        "Milliseconds of a whole call, pixel rows to tokens, resampler and host included (medians; the mix of calls:"
+        f" mean), bf16, random weights, one process; {derived.conditions(run)}. All figures: [{report.name}]({report})."
+    )
+    parts = [render_rows(("patches in a call", *inputs), "l" + "r" * len(inputs), rows), filled(conditions)]
+    if path.with_name(picture.name).exists():
+        parts.append(f"![Milliseconds of a whole call over the patches of one image]({picture})")
     return "\n\n".join(parts)
 
 

@@ -48,6 +48,7 @@ def tables(run: Run) -> list[Table]:
         calls(run),
         speed_ups(run),
         call_details(run),
+        hosts(run),
         captures(run),
         padding(run),
         *(kernel(name, run) for name in dict.fromkeys(kernel.kernel for kernel in run.kernels)),
@@ -57,7 +58,7 @@ def tables(run: Run) -> list[Table]:
 
 def token_errors(run: Run) -> Table:
     cells = {(error.input, error.provider): f"{error.error:.2e}" for error in run.accuracy if error.block is None}
-    return _crossed("Error of the tokens against float64", "input", cells, "||out - exact|| / ||exact||")
+    return _crossed("Error of the tokens against float64", "input", cells, "Relative: ||out - exact|| / ||exact||.")
 
 
 def block_errors(run: Run) -> Table:
@@ -144,12 +145,27 @@ def call_details(run: Run) -> Table:
     )
 
 
+def hosts(run: Run) -> Table:
+    known = {True: "sizes met before", False: "new sizes"}
+    cells = {(host.provider, known[host.met_before]): f"{host.microseconds:,.0f}" for host in run.hosts}
+    return _crossed("Host time of a call, µs", "provider", cells, "Until the call returns: median.")
+
+
 def captures(run: Run) -> Table:
     return Table(
         "Capturing the default graphs",
-        ("provider", "graphs", "s", "MiB"),
-        "lrrr",
-        [(cost.provider, f"{cost.graphs}", f"{cost.seconds:.2f}", f"{cost.mebibytes:,.0f}") for cost in run.captures],
+        ("provider", "graphs", "s", "MiB", "MiB foretold"),
+        "lrrrr",
+        [
+            (
+                cost.provider,
+                f"{cost.graphs}",
+                f"{cost.seconds:.2f}",
+                f"{cost.mebibytes:,.0f}",
+                NOTHING if cost.estimate is None else f"{cost.estimate:,.0f}",
+            )
+            for cost in run.captures
+        ],
     )
 
 

@@ -3,7 +3,7 @@
 import math
 import random
 
-from bench.records import Accuracy, Bits, Call, Capture, Clocks, Kernel, Machine, Missing, Padding, Run
+from bench.records import Accuracy, Bits, Call, Capture, Clocks, Host, Kernel, Machine, Missing, Padding, Run
 
 # input -> patches, images; the shapes of a real run
 INPUTS = {
@@ -85,7 +85,8 @@ def synthetic_run(*, date: str = "2031-02-03", gpu: str = "NVIDIA H200", quick: 
         for provider, equals in (("ours", (20, 20, 20, 20)), ("vLLM", (11, 7, 9, 20)))
         for situation, equal in zip(("packed", "padded", "in a graph", "again"), equals, strict=True)
     ]
-    run.captures = [Capture("ours", 9, 0.34, 486.0), Capture("vLLM", 7, 0.77, 1162.0)]
+    run.captures = [Capture("ours graph", 9, 0.34, 486.0, 482.0), Capture("vLLM graph", 7, 0.77, 1162.0)]
+    run.hosts = [Host("ours graph", True, 310.0), Host("ours graph", False, 455.0), Host("vLLM graph", True, 640.0)]
     run.missing = [
         Missing("FlashAttention-4", "ModuleNotFoundError: No module named 'flash_attn' [not installed]"),
         Missing("cuDNN", "wrong by value: relative error 3.1e-01, plain PyTorch's 2.2e-03"),
