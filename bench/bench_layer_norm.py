@@ -5,34 +5,40 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bench.measure import Case, Inputs, Provider, Reference
-from bench.sizes import FRAMES, HIDDEN
+from bench.compiled import compiled
+from bench.measure import Case, Inputs, Provider, Reference, Work
+from bench.sizes import DEVICE, DTYPE, FRAMES, HIDDEN, live
 from ernie_vit.kernels.layer_norm import layer_norm, layer_norm_ref
 
-compiled = torch.compile(layer_norm_ref, dynamic=True)
+EPS = 1e-6
+compiled_layer_norm = compiled(layer_norm_ref, "x")
 
 
 @pytest.mark.parametrize("rows", FRAMES)
 def test_layer_norm(rows: int, run_case: Callable[[Case], None]) -> None:
-    every, eighth = (torch.tensor([live], dtype=torch.int32, device="cuda") for live in (rows, rows // 8))
+    few = rows // 8
+    every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
         torch.manual_seed(seed)
-        like = {"device": "cuda", "dtype": torch.bfloat16}
+        like = {"device": DEVICE, "dtype": DTYPE}
         return {
             "x": torch.randn(rows, HIDDEN, **like) + 1,
             "weight": torch.randn(HIDDEN, **like),
             "bias": torch.randn(HIDDEN, **like),
         }
 
+    def work(live_rows: int) -> Work:
+        return Work(8 * live_rows * HIDDEN, 4 * live_rows * HIDDEN)
+
     reference = Reference(
-        lambda i: layer_norm_ref(**{key: value.double() for key, value in i.items()}, eps=1e-6),
-        lambda i: layer_norm_ref(**i, eps=1e-6),
+        lambda i: layer_norm_ref(**{key: value.double() for key, value in i.items()}, eps=EPS),
+        lambda i: layer_norm_ref(**i, eps=EPS),
     )
     providers = {
-        "ours": Provider(lambda i: layer_norm(**i, eps=1e-6, num_rows=every), reference),
-        "ours, 1/8 live": Provider(lambda i: layer_norm(**i, eps=1e-6, num_rows=eighth), reference, live=rows // 8),
+        "ours": Provider(lambda i: layer_norm(**i, eps=EPS, num_rows=every), reference),
+        "ours, 1/8 live": Provider(lambda i: layer_norm(**i, eps=EPS, num_rows=eighth), reference, few, work(few)),
         "F.layer_norm": Provider(reference.plain, reference),
-        "torch.compile": Provider(lambda i: compiled(**i, eps=1e-6), reference),
+        "torch.compile": Provider(lambda i: compiled_layer_norm(**i, eps=EPS), reference, quick=False),
     }
-    run_case(Case("layer_norm", "1280", rows, inputs, providers, 8 * rows * HIDDEN, 4 * rows * HIDDEN))
+    run_case(Case("layer_norm", "1280", rows, inputs, providers, work(rows)))

@@ -7,13 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bench.measure import Case, Inputs, Provider, Reference
-from bench.sizes import FRAMES, HIDDEN, INTERMEDIATE
+from bench.compiled import compiled
+from bench.ideal import linear_flops
+from bench.measure import Case, Inputs, Provider, Reference, Work
+from bench.sizes import DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, PIXELS, live
 from ernie_vit.kernels.linear import linear, linear_ref
 from ernie_vit.kernels.patch_embed import patch_embed, patch_embed_ref
 
-PIXELS = 588
-compiled = torch.compile(linear_ref, dynamic=True)
+compiled_linear = compiled(linear_ref, "x", "residual")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ SHAPES = {
 def make(shape: Shape, rows: int) -> Callable[[int], Inputs]:
     def inputs(seed: int) -> Inputs:
         torch.manual_seed(seed)
-        like = {"device": "cuda", "dtype": torch.bfloat16}
+        like = {"device": DEVICE, "dtype": DTYPE}
         return {
             "x": torch.randn(rows, shape.k, **like),
             "weight": torch.randn(shape.n, shape.k, **like) / shape.k**0.5,
@@ -51,15 +52,17 @@ def double(inputs: Inputs) -> Inputs:
     return {key: value.double() if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
 
 
-def count(rows: int) -> torch.Tensor:
-    return torch.tensor([rows], dtype=torch.int32, device="cuda")
+def work(shape: Shape, rows: int, capacity: int) -> Work:
+    elements = rows * shape.k + shape.n * shape.k + rows * shape.n * (1 + shape.residual)
+    padded = linear_flops(rows, shape.n, shape.k, capacity=capacity)
+    return Work(2 * rows * shape.n * shape.k, 2 * elements, padded)
 
 
 @pytest.mark.parametrize("rows", FRAMES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_linear(name: str, rows: int, run_case: Callable[[Case], None]) -> None:
-    shape = SHAPES[name]
-    every, eighth = count(rows), count(rows // 8)
+    shape, few = SHAPES[name], rows // 8
+    every, eighth = live(rows), live(few)
     whole = Reference(lambda i: linear_ref(**double(i)), lambda i: linear_ref(**i))
     bare = Reference(
         lambda i: F.linear(i["x"].double(), i["weight"].double(), i["bias"].double()),
@@ -67,34 +70,37 @@ def test_linear(name: str, rows: int, run_case: Callable[[Case], None]) -> None:
     )
     providers = {
         "ours": Provider(lambda i: linear(**i, num_rows=every), whole),
-        "ours, 1/8 live": Provider(lambda i: linear(**i, num_rows=eighth), whole, live=rows // 8),
+        "ours, 1/8 live": Provider(lambda i: linear(**i, num_rows=eighth), whole, few, work(shape, few, rows)),
         "cuBLAS, bias only": Provider(bare.plain, bare),
-        "torch.compile": Provider(lambda i: compiled(**i), whole),
     }
     if shape.activation or shape.residual:
         providers["cuBLAS + eager epilogue"] = Provider(whole.plain, whole)
-    elements = rows * shape.k + shape.n * shape.k + rows * shape.n * (1 + shape.residual)
-    run_case(Case("linear", name, rows, make(shape, rows), providers, 2 * rows * shape.n * shape.k, 2 * elements))
+        providers["torch.compile"] = Provider(lambda i: compiled_linear(**i), whole, quick=False)
+    run_case(Case("linear", name, rows, make(shape, rows), providers, work(shape, rows, rows)))
 
 
 @pytest.mark.parametrize("rows", FRAMES)
 def test_patch_embed(rows: int, run_case: Callable[[Case], None]) -> None:
-    every, eighth = count(rows), count(rows // 8)
+    few = rows // 8
+    every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
         torch.manual_seed(seed)
-        weight = torch.randn(HIDDEN, PIXELS, device="cuda", dtype=torch.bfloat16) / PIXELS**0.5
-        return {"pixel_values": torch.randn(rows, PIXELS, device="cuda"), "weight": weight}
+        weight = torch.randn(HIDDEN, PIXELS, device=DEVICE, dtype=DTYPE) / PIXELS**0.5
+        return {"pixel_values": torch.randn(rows, PIXELS, device=DEVICE), "weight": weight}
+
+    def work(live_rows: int) -> Work:
+        moved = 4 * live_rows * PIXELS + 2 * HIDDEN * PIXELS + 2 * live_rows * HIDDEN
+        return Work(2 * live_rows * HIDDEN * PIXELS, moved, linear_flops(live_rows, HIDDEN, PIXELS, capacity=rows))
 
     # the pixel rows are rounded to the weight's dtype: that is part of the operation
     exact = Reference(
-        lambda i: F.linear(i["pixel_values"].bfloat16().double(), i["weight"].double()),
+        lambda i: F.linear(i["pixel_values"].to(DTYPE).double(), i["weight"].double()),
         lambda i: patch_embed_ref(**i),
     )
     providers = {
         "ours": Provider(lambda i: patch_embed(**i, num_rows=every), exact),
-        "ours, 1/8 live": Provider(lambda i: patch_embed(**i, num_rows=eighth), exact, live=rows // 8),
+        "ours, 1/8 live": Provider(lambda i: patch_embed(**i, num_rows=eighth), exact, few, work(few)),
         "cast + cuBLAS": Provider(exact.plain, exact),
     }
-    moved = 4 * rows * PIXELS + 2 * HIDDEN * PIXELS + 2 * rows * HIDDEN
-    run_case(Case("linear", "patch_embed", rows, inputs, providers, 2 * rows * HIDDEN * PIXELS, moved))
+    run_case(Case("linear", "patch_embed", rows, inputs, providers, work(rows)))

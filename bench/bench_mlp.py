@@ -5,20 +5,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bench.measure import Case, Inputs, Provider, Reference
-from bench.sizes import FRAMES, HIDDEN, INTERMEDIATE
+from bench.compiled import compiled
+from bench.ideal import linear_flops
+from bench.measure import Case, Inputs, Provider, Reference, Work
+from bench.sizes import DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, live
 from ernie_vit.kernels.mlp import mlp, mlp_ref
 
-compiled = torch.compile(mlp_ref, dynamic=True)
+compiled_mlp = compiled(mlp_ref, "x", "residual")
 
 
 @pytest.mark.parametrize("rows", FRAMES)
 def test_mlp(rows: int, run_case: Callable[[Case], None]) -> None:
-    every, eighth = (torch.tensor([live], dtype=torch.int32, device="cuda") for live in (rows, rows // 8))
+    few = rows // 8
+    every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
         torch.manual_seed(seed)
-        like = {"device": "cuda", "dtype": torch.bfloat16}
+        like = {"device": DEVICE, "dtype": DTYPE}
         return {
             "x": torch.randn(rows, HIDDEN, **like),
             "fc1_weight": torch.randn(INTERMEDIATE, HIDDEN, **like) / HIDDEN**0.5,
@@ -28,15 +31,20 @@ def test_mlp(rows: int, run_case: Callable[[Case], None]) -> None:
             "residual": torch.randn(rows, HIDDEN, **like),
         }
 
+    def work(live_rows: int) -> Work:
+        # the hidden activation is written and read once
+        elements = 2 * HIDDEN * INTERMEDIATE + live_rows * (3 * HIDDEN + 2 * INTERMEDIATE)
+        shapes = (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)
+        padded = sum(linear_flops(live_rows, n, k, capacity=rows) for n, k in shapes)
+        return Work(4 * live_rows * HIDDEN * INTERMEDIATE, 2 * elements, padded)
+
     reference = Reference(
         lambda i: mlp_ref(**{key: value.double() for key, value in i.items()}), lambda i: mlp_ref(**i)
     )
     providers = {
         "ours": Provider(lambda i: mlp(**i, num_rows=every), reference),
-        "ours, 1/8 live": Provider(lambda i: mlp(**i, num_rows=eighth), reference, live=rows // 8),
+        "ours, 1/8 live": Provider(lambda i: mlp(**i, num_rows=eighth), reference, few, work(few)),
         "eager": Provider(reference.plain, reference),
-        "torch.compile": Provider(lambda i: compiled(**i), reference),
+        "torch.compile": Provider(lambda i: compiled_mlp(**i), reference, quick=False),
     }
-    # the hidden activation is written and read once
-    elements = 2 * HIDDEN * INTERMEDIATE + rows * (3 * HIDDEN + 2 * INTERMEDIATE)
-    run_case(Case("mlp", "mlp", rows, inputs, providers, 4 * rows * HIDDEN * INTERMEDIATE, 2 * elements))
+    run_case(Case("mlp", "mlp", rows, inputs, providers, work(rows)))

@@ -10,25 +10,32 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bench.measure import Case, Inputs, Provider, Reference
-from bench.sizes import FRAMES, HEAD_DIM, HEADS, HIDDEN
+from bench.compiled import compiled
+from bench.ideal import linear_flops
+from bench.measure import Case, Inputs, Provider, Reference, Work
+from bench.sizes import DEVICE, DTYPE, FRAMES, HEAD_DIM, HEADS, HIDDEN, live
 from ernie_vit.kernels.linear import linear
 from ernie_vit.kernels.qkv_rotary import leaves_paired, natural_order, qkv_rotary, qkv_rotary_ref
 from ernie_vit.kernels.rotary import apply_rotary, apply_rotary_ref, rotary_table, rotary_table_ref, row_positions
 
 
-def plan(rows: int, *, share: int = 1) -> tuple[Tensor, Tensor]:
-    """``cu_seqlens`` and ``frame_sizes`` of the frames of ``rows``; with ``share`` of frames that much lower."""
-    frames = [(height // share // 2 * 2, width) for height, width in FRAMES[rows]]
-    ends = torch.tensor([0] + [height * width for height, width in frames]).cumsum(0)
-    return ends.int().cuda(), torch.tensor(frames, dtype=torch.int32, device="cuda")
+def plan(rows: int) -> tuple[Tensor, Tensor]:
+    """``cu_seqlens`` and ``frame_sizes`` of the frames of ``rows``."""
+    ends = torch.tensor([0] + [height * width for height, width in FRAMES[rows]]).cumsum(0)
+    return ends.int().to(DEVICE), torch.tensor(FRAMES[rows], dtype=torch.int32, device=DEVICE)
+
+
+def random_table(rows: int) -> Tensor:
+    angles = 6.3 * torch.rand(rows, HEAD_DIM // 2, device=DEVICE)
+    return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 
 def exact_table(cu_seqlens: Tensor, frame_sizes: Tensor, rows: int) -> Tensor:
     half = HEAD_DIM // 2
-    frequencies = 10000.0 ** (-torch.arange(0, half, 2, dtype=torch.float64, device="cuda") / half)
+    frequencies = 10000.0 ** (-torch.arange(0, half, 2, dtype=torch.float64, device=DEVICE) / half)
     angles = (row_positions(cu_seqlens, frame_sizes, rows).double().unsqueeze(-1) * frequencies).flatten(1)
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
@@ -47,43 +54,45 @@ def test_table(rows: int, run_case: Callable[[Case], None]) -> None:
         "ours": Provider(lambda i: rotary_table(**i, **sizes), reference),
         "eager": Provider(reference.plain, reference),
     }
-    run_case(Case("rotary", "table", rows, inputs, providers, 0, 4 * rows * HEAD_DIM))
+    run_case(Case("rotary", "table", rows, inputs, providers, Work(0, 4 * rows * HEAD_DIM)))
 
 
-def rotate_eagerly(inputs: Inputs) -> Tensor:
+def rotate_eagerly(qkv: Tensor, table: Tensor) -> Tensor:
     """q and k alone, as the eager model rotates them: v is not copied."""
-    q_and_k = inputs["qkv"][:, :2].float()
-    cos, sin = inputs["table"].repeat(1, 1, 2)[:, :, None, None].unbind(1)
+    q_and_k = qkv[:, :2].float()
+    cos, sin = table.repeat(1, 1, 2)[:, :, None, None].unbind(1)
     first, second = q_and_k.chunk(2, dim=-1)
-    return (q_and_k * cos + torch.cat((-second, first), dim=-1) * sin).to(inputs["qkv"].dtype)
+    return (q_and_k * cos + torch.cat((-second, first), dim=-1) * sin).to(qkv.dtype)
 
 
-compiled = torch.compile(rotate_eagerly, dynamic=True)
+compiled_rotation = compiled(rotate_eagerly, "qkv", "table")
 
 
 @pytest.mark.parametrize("rows", FRAMES)
 def test_rotation(rows: int, run_case: Callable[[Case], None]) -> None:
-    every, eighth = (torch.tensor([live], dtype=torch.int32, device="cuda") for live in (rows, rows // 8))
-    table = rotary_table(*plan(rows), num_rows=rows, head_dim=HEAD_DIM)
+    few = rows // 8
+    every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
         torch.manual_seed(seed)
-        qkv = torch.randn(rows, 3, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-        return {"qkv": qkv, "table": table.clone()}
+        qkv = torch.randn(rows, 3, HEADS, HEAD_DIM, device=DEVICE, dtype=DTYPE)
+        return {"qkv": qkv, "table": random_table(rows)}
+
+    def work(live_rows: int) -> Work:
+        return Work(6 * live_rows * HIDDEN, 2 * live_rows * 2 * HIDDEN * 2 + 4 * live_rows * HEAD_DIM)
 
     reference = Reference(
         lambda i: apply_rotary_ref(i["qkv"].double(), i["table"].double())[:, :2],
-        rotate_eagerly,
+        lambda i: rotate_eagerly(**i),
         part=lambda out: out[:, :2],
     )
     providers = {
         "ours": Provider(lambda i: apply_rotary(**i, num_rows=every), reference),
-        "ours, 1/8 live": Provider(lambda i: apply_rotary(**i, num_rows=eighth), reference, live=rows // 8),
-        "eager": Provider(rotate_eagerly, reference),
-        "torch.compile": Provider(compiled, reference),
+        "ours, 1/8 live": Provider(lambda i: apply_rotary(**i, num_rows=eighth), reference, few, work(few)),
+        "eager": Provider(reference.plain, reference),
+        "torch.compile": Provider(lambda i: compiled_rotation(**i), reference, quick=False),
     }
-    moved = 2 * rows * 2 * HIDDEN * 2 + 4 * rows * HEAD_DIM
-    run_case(Case("rotary", "rotation", rows, inputs, providers, 6 * rows * HIDDEN, moved))
+    run_case(Case("rotary", "rotation", rows, inputs, providers, work(rows)))
 
 
 def project_then_rotate(inputs: Inputs, num_rows: Tensor) -> Tensor:
@@ -91,29 +100,37 @@ def project_then_rotate(inputs: Inputs, num_rows: Tensor) -> Tensor:
     return apply_rotary(qkv.view(-1, 3, HEADS, HEAD_DIM), inputs["table"], num_rows=num_rows)
 
 
-def project_and_rotate_eagerly(inputs: Inputs) -> Tensor:
-    qkv = torch.nn.functional.linear(inputs["x"], inputs["weight"], inputs["bias"]).view(-1, 3, HEADS, HEAD_DIM)
-    qkv[:, :2] = rotate_eagerly({"qkv": qkv, "table": inputs["table"]})
+def project_and_rotate_eagerly(x: Tensor, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+    qkv = F.linear(x, weight, bias).view(-1, 3, HEADS, HEAD_DIM)
+    qkv[:, :2] = rotate_eagerly(qkv, table)
     return qkv
+
+
+compiled_projection = compiled(project_and_rotate_eagerly, "x", "table")
 
 
 @pytest.mark.parametrize("rows", FRAMES)
 def test_projection(rows: int, run_case: Callable[[Case], None]) -> None:
-    every, eighth = (torch.tensor([live], dtype=torch.int32, device="cuda") for live in (rows, rows // 8))
-    table = rotary_table(*plan(rows), num_rows=rows, head_dim=HEAD_DIM)
+    few = rows // 8
+    every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
         torch.manual_seed(seed)
-        like = {"device": "cuda", "dtype": torch.bfloat16}
+        like = {"device": DEVICE, "dtype": DTYPE}
         return {
             "x": torch.randn(rows, HIDDEN, **like),
             "weight": torch.randn(3 * HIDDEN, HIDDEN, **like) / HIDDEN**0.5,
             "bias": torch.randn(3 * HIDDEN, **like),
-            "table": table.clone(),
+            "table": random_table(rows),
         }
 
     def exact(i: Inputs) -> Tensor:
         return qkv_rotary_ref(*(i[name].double() for name in ("x", "weight", "bias", "table")), num_heads=HEADS)
+
+    def work(live_rows: int) -> Work:
+        elements = live_rows * HIDDEN + 3 * HIDDEN**2 + live_rows * 3 * HIDDEN
+        moved = 2 * elements + 4 * live_rows * HEAD_DIM
+        return Work(2 * live_rows * 3 * HIDDEN**2, moved, linear_flops(live_rows, 3 * HIDDEN, HIDDEN, capacity=rows))
 
     separate = Reference(exact, lambda i: qkv_rotary_ref(**i, num_heads=HEADS))
     example = inputs(0)
@@ -121,10 +138,9 @@ def test_projection(rows: int, run_case: Callable[[Case], None]) -> None:
     fused = replace(separate, part=natural_order) if paired else separate
     providers = {
         "ours": Provider(lambda i: qkv_rotary(**i, num_heads=HEADS, num_rows=every), fused),
-        "ours, 1/8 live": Provider(lambda i: qkv_rotary(**i, num_heads=HEADS, num_rows=eighth), fused, live=rows // 8),
-        "linear, then rotary": Provider(lambda i: project_then_rotate(i, every), separate),
-        "cuBLAS + eager rotation": Provider(project_and_rotate_eagerly, separate),
+        "ours, 1/8 live": Provider(lambda i: qkv_rotary(**i, num_heads=HEADS, num_rows=eighth), fused, few, work(few)),
+        "ours, linear then rotary": Provider(lambda i: project_then_rotate(i, every), separate),
+        "cuBLAS + eager rotation": Provider(lambda i: project_and_rotate_eagerly(**i), separate),
+        "torch.compile": Provider(lambda i: compiled_projection(**i), separate, quick=False),
     }
-    elements = rows * HIDDEN + 3 * HIDDEN**2 + rows * 3 * HIDDEN
-    flops = 2 * rows * 3 * HIDDEN**2
-    run_case(Case("rotary", "projection", rows, inputs, providers, flops, 2 * elements + 4 * rows * HEAD_DIM))
+    run_case(Case("rotary", "projection", rows, inputs, providers, work(rows)))

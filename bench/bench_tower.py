@@ -1,72 +1,78 @@
 """The whole tower at full size with random weights, in a graph of exactly the input's size.
 
 The eager pieces are what a graph of plain PyTorch can hold: cuBLAS, F.layer_norm, elementwise kernels, and
-FlashAttention-3 where ``ERNIE_VIT_FA3`` names it, else PyTorch's varlen attention.
+FlashAttention-3 where it is there, else PyTorch's varlen attention.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bench.bench_attention import fa3, fa3_is_there, torch_varlen
-from bench.measure import Case, Inputs, Provider, Reference
-from bench.sizes import FRAMES, HIDDEN, INTERMEDIATE
-from ernie_vit import ErnieVisionEncoder, prepare_encoder_metadata
+from bench.attention_peers import Adapter, Sequences
+from bench.ideal import attention_flops, linear_flops
+from bench.measure import Case, Inputs, Provider, Reference, Work
+from bench.sizes import DEPTH, DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, PIXELS
+from ernie_vit import ErnieVisionConfig, prepare_encoder_metadata
 from ernie_vit.model.operators import Operators, choose_operators
+from ernie_vit.model.tower import VisionTower
 
-DEPTH, PIXELS = 32, 588
+SHAPES = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))  # of a block
+ATTENTION = ("FlashAttention-3", "FlashAttention-2")  # the first that is there
 
 
 @cache
-def encoder(dtype: torch.dtype) -> ErnieVisionEncoder:
-    return ErnieVisionEncoder.from_config(device="cuda", dtype=dtype, backend="torch")
+def vision_tower(dtype: torch.dtype) -> VisionTower:
+    """The same weights at every dtype: those of bf16."""
+    if dtype != DTYPE:
+        return copy.deepcopy(vision_tower(DTYPE)).to(dtype)
+    with torch.device(DEVICE):
+        made = VisionTower(ErnieVisionConfig()).to(dtype).requires_grad_(False)
+    for module in made.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.normal_(0, 0.02)
+    return made
 
 
-def tower(inputs: Inputs, ops: Operators, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    out: Tensor = encoder(dtype).vision_tower(inputs["pixel_values"], inputs["metadata"], ops)
+def tower(inputs: Inputs, ops: Operators, dtype: torch.dtype = DTYPE) -> Tensor:
+    out: Tensor = vision_tower(dtype)(inputs["pixel_values"], inputs["metadata"], ops)
     return out
 
 
-def eager_pieces() -> Operators:
+def eager_pieces(adapt: Adapter, sequences: Sequences) -> Operators:
     """Plain PyTorch, with an attention that reads no offsets on the host and so can be captured."""
-    library = fa3 if fa3_is_there() else torch_varlen
+    return replace(choose_operators("torch"), attention=adapt(sequences), attention_arguments=lambda *_, **__: {})
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, **offsets: object) -> Tensor:
-        return library({"q": q, "k": k, "v": v, **offsets})
 
-    return replace(
-        choose_operators("torch"),
-        attention=attention,
-        attention_arguments=lambda metadata, **_: {
-            "cu_seqlens": metadata.cu_seqlens,
-            "max_seqlen": metadata.max_seqlen,
-        },
-    )
+def work(sequences: Sequences) -> Work:
+    rows, lengths = sequences.rows, sequences.lengths
+    weights = HIDDEN * PIXELS + DEPTH * sum(n * k for n, k in SHAPES)
+    flops = 2 * rows * weights + DEPTH * 4 * HIDDEN * sum(length**2 for length in lengths)
+    block = sum(linear_flops(rows, n, k) for n, k in SHAPES) + attention_flops(lengths)
+    return Work(flops, 2 * weights, linear_flops(rows, HIDDEN, PIXELS) + DEPTH * block)
 
 
 @pytest.mark.parametrize("rows", FRAMES)
-def test_tower(rows: int, run_case: Callable[[Case], None]) -> None:
+def test_tower(rows: int, attention_peers: Mapping[str, Adapter], run_case: Callable[[Case], None]) -> None:
     frames = FRAMES[rows]
-    metadata = prepare_encoder_metadata([(1, height, width) for height, width in frames], device="cuda")
+    sequences = Sequences(tuple(height * width for height, width in frames))
+    metadata = prepare_encoder_metadata([(1, height, width) for height, width in frames], device=DEVICE)
 
     def inputs(seed: int) -> Inputs:
         torch.manual_seed(seed)
-        return {"pixel_values": torch.randn(rows, PIXELS, device="cuda"), "metadata": metadata}
+        return {"pixel_values": torch.randn(rows, PIXELS, device=DEVICE), "metadata": metadata}
 
-    torch_ops, pieces = choose_operators("torch"), eager_pieces()
+    torch_ops, triton_ops = choose_operators("torch"), choose_operators("triton")
     # float32 is a thousand times more exact than bf16; float64 would take minutes at the largest size
     reference = Reference(lambda i: tower(i, torch_ops, torch.float32), lambda i: tower(i, torch_ops))
-    providers = {
-        "ours": Provider(lambda i: tower(i, choose_operators("triton")), reference),
-        "eager pieces": Provider(lambda i: tower(i, pieces), reference),
-    }
-    weights = HIDDEN * PIXELS + DEPTH * (4 * HIDDEN**2 + 2 * HIDDEN * INTERMEDIATE)
-    scores = sum((height * width) ** 2 for height, width in frames)
-    flops = 2 * rows * weights + DEPTH * 4 * HIDDEN * scores
-    run_case(
-        Case("tower", f"{len(frames)} image{'s' * (len(frames) > 1)}", rows, inputs, providers, flops, 2 * weights)
-    )
+    providers = {"ours": Provider(lambda i: tower(i, triton_ops), reference)}
+    library = next((name for name in ATTENTION if name in attention_peers), None)
+    if library:
+        pieces = eager_pieces(attention_peers[library], sequences)
+        providers[f"eager pieces, {library}"] = Provider(lambda i: tower(i, pieces), reference)
+    name = f"{len(frames)} image{'s' * (len(frames) > 1)}"
+    run_case(Case("tower", name, rows, inputs, providers, work(sequences)))

@@ -1,5 +1,7 @@
 """The inputs that every benchmark uses: frames of images, in patches of 14 pixels."""
 
+import torch
+
 # rows -> frames (height, width): square images of 224, 336 and 504 pixels, then 672 x 504, 1036 x 756, 1344 x 1008,
 # eight of 504 and 2044 x 1540
 FRAMES = {
@@ -12,4 +14,12 @@ FRAMES = {
     10368: [(36, 36)] * 8,
     16060: [(110, 146)],
 }
-HIDDEN, HEADS, HEAD_DIM, INTERMEDIATE = 1280, 16, 80, 5120
+QUICK_SIZES = ("256", "1296", "6912")
+HIDDEN, HEADS, HEAD_DIM, INTERMEDIATE, PIXELS, DEPTH = 1280, 16, 80, 5120, 588, 32
+DTYPE = torch.bfloat16
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a CPU: for tests of the benchmark itself
+
+
+def live(rows: int) -> torch.Tensor:
+    """A count of live rows, as the kernels read it from the device."""
+    return torch.tensor([rows], dtype=torch.int32, device=DEVICE)

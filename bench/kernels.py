@@ -1,0 +1,63 @@
+"""The kernels' part of a run of the benchmark: the pytest files beside this one, run in this process."""
+
+import contextlib
+import io
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from bench.compile_ahead import compile_ahead
+from bench.findings import Findings
+from bench.measure import why_not_measured
+from bench.records import Kernel, Missing
+from bench.sizes import FRAMES
+
+HERE = Path(__file__).parent
+# Attention comes last: importing vLLM, one of its peers, changes settings of torch.compile.
+FILES = ("bench_linear", "bench_mlp", "bench_layer_norm", "bench_rotary", "bench_tower", "bench_attention")
+# Whose variants are all that is worth compiling in parallel; the other files need few more.
+COMPILED_AHEAD = ("bench_linear", "bench_rotary", "bench_attention")
+
+
+def measure_kernels(quick: bool) -> tuple[list[Kernel], list[Missing]]:
+    """Check and time every kernel beside its peers; see ``bench/README.md``.
+
+    A peer that is not there, fails or is wrong is missing with its reason, and so is ours; neither ends the run.
+
+    Args:
+        quick: three sizes, fewer rounds, and no peer that takes seconds to import or compile.
+
+    Raises:
+        KeyboardInterrupt: while it ran.
+    """
+    why_not = why_not_measured()
+    if why_not:
+        return [], [Missing("kernels", why_not)]
+    if not quick:
+        compile_ahead(compile_ours, list(product(COMPILED_AHEAD, map(str, FRAMES))))
+    findings = Findings(quick=quick)
+    run_files(FILES, findings)
+    return findings.kernels, findings.missing
+
+
+def compile_ours(file_and_size: tuple[str, str]) -> None:
+    """Compile our kernels as a file uses them at a size; what fails will do so again where it is measured."""
+    file, size = file_and_size
+    run_files([file], Findings(sizes=[size], only_compile=True))
+
+
+def run_files(files: tuple[str, ...] | list[str], findings: Findings) -> None:
+    """Run pytest files of this folder quietly.
+
+    Raises:
+        KeyboardInterrupt: while they ran.
+    """
+    output = io.StringIO()
+    options = ["-c", str(HERE.parent / "pyproject.toml"), "--rootdir", str(HERE.parent), "--benchmark-disable"]
+    with contextlib.redirect_stdout(output):
+        code = pytest.main([*options, *(str(HERE / f"{file}.py") for file in files)], plugins=[findings])
+    if code == pytest.ExitCode.INTERRUPTED and "KeyboardInterrupt" in output.getvalue():
+        raise KeyboardInterrupt
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        findings.miss("kernels", output.getvalue().strip().splitlines()[-1])
