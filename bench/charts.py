@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from itertools import chain, cycle
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -124,7 +125,7 @@ def roofline(run: Run) -> Figure | None:
     corners = [left, product / copy, right]
     axes.plot(corners, [min(product, copy * at) / 1e12 for at in corners], color=FAINT, linewidth=3)
     slope, flat = left * (corners[1] / left) ** 0.5, corners[1] * 0.95
-    style = {"ha": "right", "va": "bottom", "size": FONT, "color": FAINT}
+    style: dict[str, Any] = {"ha": "right", "va": "bottom", "size": FONT, "color": FAINT}
     axes.text(slope, copy * slope / 1e12 * 1.1, f"copy {copy / 1e12:.1f} TB/s", **style)
     axes.text(flat, product / 1e12, f"large product {product / 1e12:.0f} TFLOP/s", **style)
     ends = []

@@ -1,6 +1,6 @@
 """The tables of a run, correctness before speed: text that the terminal and Markdown show alike."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench import derived
@@ -25,7 +25,7 @@ class Table:
     title: str
     headings: tuple[str, ...]
     align: str
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     note: str = ""
     group: int = 0
 
