@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language import debug_barrier  # gl.thread_barrier in triton 3.6, gl.barrier from 3.7 on
 
 from ernie_vit.kernels.hopper.attention_shared import Shared, load_item
 from ernie_vit.kernels.hopper.registers import pack, store_rows, thread_sums, unpack, zero_rows
@@ -194,7 +195,7 @@ def attend(
         zero_rows(shared.v_main.index(stage), KEYS - (end - first))
         zero_rows(shared.v_tail.index(stage), KEYS - (end - first))
         fence_async_shared()
-        gl.thread_barrier()
+        debug_barrier()
     out_main = warpgroup_mma(unpack(packed, OUT_MAIN, DTYPE), shared.v_main.index(stage), out_main, is_async=True)
     out_tail = warpgroup_mma(unpack(packed, OUT_TAIL, DTYPE), shared.v_tail.index(stage), out_tail, is_async=True)
     out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(out_main, out_tail, packed))
