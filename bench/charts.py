@@ -1,6 +1,6 @@
 """The pictures of a run."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,14 @@ def padding(run: Run) -> Figure | None:
 
 
 def roofline(run: Run) -> Figure | None:
-    """Our kernels, each from few rows to many, under the ceilings measured in the same run."""
+    """Our kernels, each at all its sizes, under the ceilings measured in the same run."""
     copy, product = run.machine.copy, run.machine.product
-    lines = _ours(entry for entry in run.kernels if _intensity(entry))
-    if not lines or not copy or not product:
+    groups = {name: [one for one in of.values() if _intensity(one)] for name, of in _ours(run).items()}
+    groups = {name: sorted(of, key=_intensity) for name, of in groups.items() if of}
+    if not groups or not copy or not product:
         return None
-    left, right = min(map(_intensity, chain(*lines.values()))) * 0.5, product / copy * 20
+    intensities = list(map(_intensity, chain(*groups.values())))
+    left, right = min(intensities) * 0.5, max(*intensities, product / copy) * 1.4
     figure, (axes,) = panels(1, columns=1, height=5.6)
     axes.set(xscale="log", yscale="log", xlim=(left, right), xlabel="FLOP for a byte moved", ylabel="TFLOP/s")
     corners = [left, product / copy, right]
@@ -129,8 +131,14 @@ def roofline(run: Run) -> Figure | None:
     axes.text(slope, copy * slope / 1e12 * 1.1, f"copy {copy / 1e12:.1f} TB/s", **style)
     axes.text(flat, product / 1e12, f"large product {product / 1e12:.0f} TFLOP/s", **style)
     ends = []
-    for (name, entries), color in zip(lines.items(), cycle((OURS, *PEERS)), strict=False):
-        line(axes, [_intensity(entry) for entry in entries], [entry.tflops for entry in entries], color, strong=False)
+    for (name, entries), color in zip(groups.items(), cycle((OURS, *PEERS)), strict=False):
+        axes.plot(
+            [_intensity(entry) for entry in entries],
+            [entry.tflops for entry in entries],
+            color=color,
+            marker="o",
+            linewidth=1.2,
+        )
         ends.append(End(name, _intensity(entries[-1]), entries[-1].tflops, color))
     plain_decades(axes.xaxis)
     plain_decades(axes.yaxis)
@@ -141,22 +149,21 @@ def roofline(run: Run) -> Figure | None:
 
 def ideal(run: Run) -> Figure | None:
     """A panel for each of our kernels, a bar for each size; a tick where the fastest peer would end."""
-    peers, groups = derived.fastest_peers(run), _ours(run.kernels)
+    peers, groups = derived.fastest_peers(run), _ours(run)
     if not groups:
         return None
-    sizes = sorted({entry.rows for entries in groups.values() for entry in entries})
-    figure, every = panels(len(groups), columns=PANELS_BESIDE, height=0.32 * len(sizes))
-    for place, (axes, (name, entries)) in enumerate(zip(every, groups.items(), strict=True)):
-        of_rows = {entry.rows: entry for entry in entries}
-        lengths = {f"{rows:,}": derived.of_ideal(of_rows[rows]) if rows in of_rows else None for rows in sizes}
-        bars(axes, lengths, lambda share: f"{share:.0%}", OURS, end=1.3, words_at=1.02)
-        for bar, rows in enumerate(sizes):
-            peer = peers.get((entries[0].kernel, entries[0].case, rows))
-            if peer and rows in of_rows:
-                share = derived.of_ideal(of_rows[rows]) * of_rows[rows].microseconds / peer.microseconds
-                axes.plot([share, share], [bar - 0.4, bar + 0.4], color=PEERS[0], linewidth=3)
-        axes.axvline(1, color=INK, linewidth=1)
-        axes.tick_params(labelleft=place % PANELS_BESIDE == 0)
+    most = max(map(len, groups.values()))
+    figure, every = panels(len(groups), columns=PANELS_BESIDE, height=0.32 * most, gap=0.45)
+    for axes, (name, of) in zip(every, groups.items(), strict=True):
+        shares = {label: derived.of_ideal(entry) for label, entry in of.items()}
+        bars(axes, shares, lambda share: f"{share:.0%}", OURS, end=1.3, words_at=1.02)
+        axes.set_ylim(most - 0.5, -0.5)
+        for place, entry in enumerate(of.values()):
+            peer = peers.get((entry.kernel, entry.case, entry.rows))
+            if peer:
+                share = derived.of_ideal(entry) * entry.microseconds / peer.microseconds
+                axes.plot([share, share], [place - 0.4, place + 0.4], color=PEERS[0], linewidth=3)
+        axes.plot([1, 1], [-0.5, len(of) - 0.5], color=INK, linewidth=1)
         heading(axes, name)
     return figure
 
@@ -199,13 +206,20 @@ PICTURES: dict[str, tuple[str, Callable[[Run], Figure | None]]] = {
 }
 
 
-def _ours(entries: Iterable[Kernel]) -> dict[str, list[Kernel]]:
-    """Our kernels by kernel and case, each from few rows to many."""
-    found: dict[str, list[Kernel]] = {}
+def _ours(run: Run) -> dict[str, dict[str, Kernel]]:
+    """Our kernels, and each one's sizes by their names: rows, or the case where every case has one size."""
+    entries = [entry for entry in run.kernels if entry.provider == "ours"]
+    cases: dict[str, dict[str, list[Kernel]]] = {}
     for entry in sorted(entries, key=lambda entry: entry.rows):
-        if entry.provider == "ours":
-            name = entry.case if entry.kernel in (entry.case, "linear") else f"{entry.kernel}, {entry.case}"
-            found.setdefault(name, []).append(entry)
+        cases.setdefault(entry.kernel, {}).setdefault(entry.case, []).append(entry)
+    found: dict[str, dict[str, Kernel]] = {}
+    for kernel, of_kernel in cases.items():
+        if len(of_kernel) > 1 and all(len(of_case) == 1 for of_case in of_kernel.values()):
+            found[kernel] = {case: of_case[0] for case, of_case in of_kernel.items()}
+            continue
+        for case, of_case in of_kernel.items():
+            name = kernel if len(of_kernel) == 1 else f"{kernel} {case}"
+            found[name] = {f"{entry.rows:,}": entry for entry in of_case}
     return found
 
 

@@ -70,10 +70,12 @@ def figures(run: Run) -> dict[Key, Figure]:
 
 
 def _figures(run: Run) -> Iterator[tuple[Key, Figure]]:
+    noise = derived.noise(run)
     for call in run.calls:
-        of_call = "calls", call.input, call.provider
-        yield Key(*of_call, "ms"), Figure(derived.headline(call), call.spread)
-        yield Key(*of_call, "ms, host"), Figure(call.host, call.spread, HOST_FLOOR)
+        if not call.provider.endswith(derived.AGAIN):
+            of_call, of_input = ("calls", call.input, call.provider), max(call.spread, noise.get(call.input, 0.0))
+            yield Key(*of_call, "ms"), Figure(derived.headline(call), of_input)
+            yield Key(*of_call, "ms, host"), Figure(call.host, of_input, HOST_FLOOR)
     for kernel in run.kernels:
         of_kernel = f"kernel {kernel.kernel}", f"{kernel.case}, {kernel.rows:,} rows", kernel.provider
         yield Key(*of_kernel, "µs"), Figure(kernel.microseconds, kernel.noise)

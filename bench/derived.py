@@ -8,6 +8,7 @@ from bench.records import Call, Kernel, Run
 
 MIX = "mix"
 GRAPH, EAGER = " graph", " eager"
+AGAIN = " again"  # the same encoder a second time in one run: what differs is noise
 
 
 def is_ours(provider: str) -> bool:
@@ -28,9 +29,20 @@ def by_input(run: Run) -> dict[str, dict[str, Call]]:
     return found
 
 
-def providers(records: Iterable[Call]) -> list[str]:
-    """Peers in the run's order, then ours, so that ours stand together and last."""
-    return sorted(dict.fromkeys(record.provider for record in records), key=is_ours)
+def providers(calls: Iterable[Call]) -> list[str]:
+    """Peers in the run's order, then ours, so that ours stand together and last; none twice."""
+    names = dict.fromkeys(call.provider for call in calls if not call.provider.endswith(AGAIN))
+    return sorted(names, key=is_ours)
+
+
+def noise(run: Run) -> dict[str, float]:
+    """By input: how far two measurements of one encoder are apart, as a share; where a run has both."""
+    return {
+        name: abs(headline(call) / headline(calls[provider.removesuffix(AGAIN)]) - 1)
+        for name, calls in by_input(run).items()
+        for provider, call in calls.items()
+        if provider.endswith(AGAIN) and provider.removesuffix(AGAIN) in calls
+    }
 
 
 def our_encoder(run: Run) -> str | None:
@@ -54,7 +66,7 @@ def single_images(run: Run) -> dict[str, list[Call]]:
     """Calls of one image by provider, smallest first: what can be drawn against patches as one line."""
     lines: dict[str, list[Call]] = {name: [] for name in providers(run.calls)}
     for call in sorted(run.calls, key=lambda call: call.patches):
-        if call.images == 1 and call.input != MIX and not call.input.startswith("video"):
+        if call.provider in lines and call.images == 1 and call.input != MIX and not call.input.startswith("video"):
             lines[call.provider].append(call)
     return {name: calls for name, calls in lines.items() if calls}
 

@@ -14,11 +14,14 @@ from bench.records import Run
 from bench.tables import Table, tables
 
 RESULTS = Path(__file__).parent / "results"
+WIDTH_OF_A_PIPE = 150  # rich takes 80 columns where it writes to a file or a pipe, too few for the tables
 BRANDS = {"nvidia", "geforce", "amd", "instinct"}
 
 
 def show(run: Run, console: Console) -> None:
     """Print every table that has rows, correctness before speed, each with its conditions."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH_OF_A_PIPE)
     conditions = derived.conditions(run)
     for table in tables(run):
         console.print(rich_table(table))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench import derived
-from bench.records import Call, Kernel, Run
+from bench.records import Kernel, Run
 
 NOTHING = "-"
 SHOWN_BLOCKS = 4  # every fourth block's error is in the table, all of them in the picture and the JSON
@@ -94,19 +94,22 @@ def missing(run: Run) -> Table:
 
 
 def calls(run: Run) -> Table:
-    inputs, names = derived.by_input(run), derived.providers(run.calls)
+    inputs, names, noise = derived.by_input(run), derived.providers(run.calls), derived.noise(run)
     rows = []
     for name, of in inputs.items():
+        some = next(iter(of.values()))
         times = (milliseconds(derived.headline(of[key])) if key in of else NOTHING for key in names)
-        rows.append((name, *_size(next(iter(of.values()))), *times))
+        differ = f"{noise[name]:.1%}" if name in noise else NOTHING
+        rows.append((name, f"{some.patches:,}", f"{some.images:,}", *times, differ))
     crossing = [f"{encoder}: {words}" for encoder, words in derived.crossovers(run).items()]
     return Table(
         "Whole calls, ms",
-        ("input", "patches", "images", *names),
-        "l" + "r" * (2 + len(names)),
+        ("input", "patches", "images", *names, "noise"),
+        "l" + "r" * (3 + len(names)),
         rows,
         _sentences(
             "Pixel rows to tokens, host included: median; of the mix the mean.",
+            "Noise: how far two measurements of one encoder in this run differ." if noise else "",
             f"Faster as graph or eager, by images of one call: {'; '.join(crossing)}." if crossing else "",
             f"Meanwhile {clocks}." if (clocks := derived.clocks(run.calls)) else "",
         ),
@@ -217,10 +220,6 @@ def _ceilings(run: Run) -> str:
 
 def milliseconds(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.1f}"
-
-
-def _size(call: Call) -> tuple[str, str]:
-    return f"{call.patches:,}", f"{call.images:,}"
 
 
 def _crossed(title: str, corner: str, cells: dict[tuple[str, str], str], note: str = "") -> Table:

@@ -24,19 +24,23 @@ PROVIDERS = {
     "ours graph": (1.2, 4.4),
     "vLLM eager": (23.0, 6.3),
     "vLLM graph": (3.0, 6.6),
-    "transformers sdpa": (29.0, 8.1),
+    "transformers": (29.0, 8.1),
     "torch.compile": (14.0, 7.2),
 }
-ROWS = (256, 1296, 3996, 16060)
+ROWS = (256, 576, 1296, 1728, 3996, 6912, 10368, 16060)
+# attention's cases have one size each
+LENGTHS = {"256": 256, "1,296": 1296, "16 x 256": 4096, "6,912": 6912, "8 x 1,296": 10368, "16,060": 16060}
 # kernel, case -> FLOP and bytes of a row, share of the ceiling that ours reaches, peers and their time over ours
 KERNELS = {
     ("linear", "qkv"): (2 * 1280 * 3840, 2 * 5120, 0.85, {"cuBLAS, bias only": 1.02, "torch.compile": 1.12}),
     ("linear", "fc1"): (2 * 1280 * 5120, 2 * 6400, 0.82, {"cuBLAS, bias only": 1.04, "cuBLAS + eager epilogue": 1.7}),
     ("linear", "fc2"): (2 * 1280 * 5120, 2 * 7680, 0.88, {"cuBLAS, bias only": 0.97, "cuBLAS + eager epilogue": 1.3}),
-    ("attention", "one"): (4 * 1280 * 4000, 2 * 5120, 0.6, {"FlashAttention-3": 1.05, "cuDNN": 1.2, "varlen": 2.1}),
-    ("layer_norm", "layer_norm"): (10 * 1280, 2 * 2560, 0.7, {"eager": 1.3, "torch.compile": 1.05}),
-    ("rotary", "in place"): (6 * 2560, 2 * 5120, 0.75, {"eager": 4.0}),
+    ("layer_norm", "1280"): (10 * 1280, 2 * 2560, 0.7, {"eager": 1.3, "torch.compile": 1.05}),
+    ("rotary", "table"): (0, 320, 0.4, {"eager": 6.0}),
+    ("rotary", "rotation"): (6 * 2560, 2 * 5120, 0.75, {"eager": 4.0}),
+    ("mlp", "mlp"): (2 * 2560 * 5120, 4 * 2560, 0.81, {"eager": 1.5, "torch.compile": 1.3}),
 }
+ATTENTION = {"FlashAttention-3": 1.05, "cuDNN": 1.2, "ours, plain Triton": 1.25, "FlashAttention-2": 2.1}
 COPY, PRODUCT = 4.3e12, 780e12
 DEPTH = 32
 
@@ -60,12 +64,15 @@ def synthetic_run(*, date: str = "2031-02-03", gpu: str = "NVIDIA H200", quick: 
     run.calls = [
         _call(name, *size, provider, chance)
         for name, size in INPUTS.items()
-        for provider in PROVIDERS
+        for provider in (*PROVIDERS, "ours graph again")
         if not (name.startswith("video") and provider == "vLLM graph")
     ]
     for (kernel, case), shape in KERNELS.items():
         for rows in ROWS:
             run.kernels += _kernels(kernel, case, rows, *shape, chance)
+    for case, rows in LENGTHS.items():
+        longest = int(case.rpartition(" ")[2].replace(",", ""))
+        run.kernels += _kernels("attention", case, rows, 4 * 1280 * longest, 2 * 5120, 0.6, ATTENTION, chance)
     run.padding = [
         Padding(rows, capacity, provider, (1.2 + 4.4e-3 * rows + cost * 1e-4 * capacity) * _near(chance))
         for provider, cost in (("ours graph", 0.3), ("vLLM graph", 50.0))
@@ -77,12 +84,17 @@ def synthetic_run(*, date: str = "2031-02-03", gpu: str = "NVIDIA H200", quick: 
     run.accuracy = [
         Accuracy(name, provider, block, scale * (2e-3 + 2e-3 * math.sqrt(DEPTH + 4 if block is None else block)))
         for name in ("256", "1,296")
-        for provider, scale in (("ours", 0.92), ("vLLM", 0.99), ("transformers", 1.03))
+        for provider, scale in (
+            ("ours eager", 0.92),
+            ("vLLM eager", 0.99),
+            ("transformers", 1.03),
+            ("plain PyTorch", 1.04),
+        )
         for block in (*range(DEPTH + 1), None)
     ]
     run.bits = [
         Bits(provider, situation, equal, 20)
-        for provider, equals in (("ours", (20, 20, 20, 20)), ("vLLM", (11, 7, 9, 20)))
+        for provider, equals in (("ours graph", (20, 20, 20, 20)), ("vLLM graph", (11, 7, 9, 20)))
         for situation, equal in zip(("packed", "padded", "in a graph", "again"), equals, strict=True)
     ]
     run.captures = [Capture("ours graph", 9, 0.34, 486.0, 482.0), Capture("vLLM graph", 7, 0.77, 1162.0)]
@@ -108,9 +120,9 @@ def _near(chance: random.Random) -> float:
 
 
 def _call(name: str, patches: int, images: int, provider: str, chance: random.Random) -> Call:
-    least, slope = PROVIDERS[provider]
+    least, slope = PROVIDERS[provider.removesuffix(" again")]
     one = patches / 60 if name == "mix" else patches
-    at_least = least if provider.endswith("graph") else 0.0
+    at_least = least if "graph" in provider else 0.0
     median = max(least, at_least + slope * one / 1000 * (1 + one / 40_000)) * _near(chance)
     return Call(
         input=name,
@@ -120,7 +132,7 @@ def _call(name: str, patches: int, images: int, provider: str, chance: random.Ra
         median=median,
         mean=median * 1.01,
         p99=median * 1.06,
-        host=0.7 if provider.endswith("graph") else min(median, least),
+        host=0.7 if "graph" in provider else min(median, least),
         device=None if name == "mix" else median * 0.97,
         images_per_second=1e3 * (images / 60 if name == "mix" else images) / median,
         spread=0.004,
@@ -138,6 +150,7 @@ def _kernels(
     peers: dict[str, float],
     chance: random.Random,
 ) -> list[Kernel]:
+    row_bytes += 4e6 / rows  # weights, read once
     share *= rows / (rows + 300)
     least = max(rows * flop / PRODUCT, rows * row_bytes / COPY)
     times = {"ours": 1.0, "ours, 1/8 live": 0.3, **peers}

@@ -159,6 +159,15 @@ def test_speed_up_is_the_peers_time_over_that_of_our_graph() -> None:
     assert "vLLM graph" not in found["video 16 x 816"]
 
 
+def test_noise_is_not_a_provider() -> None:
+    run = synthetic_run()
+    assert "ours graph again" not in derived.providers(run.calls)
+    assert "ours graph again" not in derived.single_images(run)
+    time = {(call.input, call.provider): call for call in run.calls}
+    again = time["576", "ours graph again"].median / time["576", "ours graph"].median
+    assert derived.noise(run)["576"] == abs(again - 1)
+
+
 def test_crossover_where_the_lines_meet() -> None:
     # 1 ms a 1,000 patches against a constant 4 ms: they meet at 4,000
     meet = calls({1000: 1.0, 16000: 16.0}, {1000: 4.0, 16000: 4.0})
