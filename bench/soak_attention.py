@@ -131,7 +131,7 @@ def launch_once(variant: tuple[HopperTile, torch.dtype]) -> None:
 @click.option("--count", default=10_000, show_default=True, help="Launches of each tile, over dtypes and lengths.")
 def main(count: int) -> None:
     started = time.perf_counter()
-    reason = dispatch.why_not_hopper(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
+    reason = dispatch.why_not_gluon(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
     if reason is not None:
         raise click.ClickException(f"there is no Gluon kernel to soak: {reason}")
     compile_ahead(launch_once, list(product(HOPPER_TILES, DTYPES)))

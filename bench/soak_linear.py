@@ -13,7 +13,7 @@ import click
 import torch
 from torch import Tensor
 
-from ernie_vit.kernels.dispatch import why_not_hopper
+from ernie_vit.kernels.dispatch import why_not_gluon
 from ernie_vit.kernels.hopper.linear import launch_linear
 from ernie_vit.kernels.linear import linear_ref
 from ernie_vit.kernels.qkv_rotary import natural_order, qkv_rotary_ref
@@ -105,7 +105,7 @@ class Soak:
 @click.option("--seed", default=0, show_default=True)
 def main(launches: int, seed: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    reason = why_not_hopper(device, torch.bfloat16)
+    reason = why_not_gluon(device, torch.bfloat16)
     if reason is not None:
         raise click.ClickException(reason)
     generator = torch.Generator(device).manual_seed(seed)

@@ -47,11 +47,8 @@ def why_not_triton(device: torch.device) -> str | None:
 
 
 @cache
-def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
-    """None if the Gluon kernels run on ``device`` at ``dtype``, else the reason why plain Triton does.
-
-    Depends on nothing else, so that one model gets one backend, and with it one set of bits, for every input.
-    """
+def why_not_gluon(device: torch.device, dtype: torch.dtype) -> str | None:
+    """None if the Gluon kernels can run on ``device`` at ``dtype``, soaked or not, else the reason why they cannot."""
     reason = why_not_triton(device)
     if reason is not None:
         return reason
@@ -61,9 +58,19 @@ def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"{torch.cuda.get_device_name(device)} is not a Hopper GPU"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the Gluon kernels take bfloat16 and float16, not {dtype}"
-    if not soaked_triton():
-        return f"the Gluon kernels were soaked with triton {' and '.join(HOPPER_TRITON)}, not with {triton_version()}"
     return None
+
+
+@cache
+def why_not_hopper(device: torch.device, dtype: torch.dtype) -> str | None:
+    """None if the Gluon kernels serve ``device`` at ``dtype``, else the reason why plain Triton does.
+
+    Depends on nothing else, so that one model gets one backend, and with it one set of bits, for every input.
+    """
+    reason = why_not_gluon(device, dtype)
+    if reason is None and not soaked_triton():
+        return f"the Gluon kernels were soaked with triton {' and '.join(HOPPER_TRITON)}, not with {triton_version()}"
+    return reason
 
 
 def require_triton(op: str, device: torch.device) -> None:

@@ -33,10 +33,20 @@ class Launcher:
             # AMD's backend specialises on the sizes of tensors as well
             and torch.version.hip is None
             and ".".join(str(triton_version()).split(".")[:2]) in DIRECT_TRITON
+            and self._learn()
         )
-        if self._direct:
-            runtime = [param for param in kernel.params if not param.is_constexpr]
+
+    def _learn(self) -> bool:
+        """Read what direct launches need of Triton's internals; False in a build that does not have it."""
+        try:
+            from triton.compiler import CompiledKernel
+
+            runtime = [param for param in self.kernel.params if not param.is_constexpr]
             self._aligned = [not (p.do_not_specialize or p.do_not_specialize_on_alignment) for p in runtime]
+            self._launchable = CompiledKernel
+            return hasattr(CompiledKernel, "__getitem__")
+        except (ImportError, AttributeError):
+            return False
 
     def __call__(
         self,
@@ -89,10 +99,8 @@ class Launcher:
         constexprs: tuple[Any, ...],
         options: dict[str, Any],
     ) -> None:
-        from triton.compiler import CompiledKernel
-
         compiled = self.kernel[(programs,)](*arguments, *constexprs, **options)
-        if isinstance(compiled, CompiledKernel):  # and not one that is compiled in the background
+        if isinstance(compiled, self._launchable):  # and not one that is compiled in the background
             self._compiled[key] = compiled
 
 

@@ -35,6 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
     def forget() -> None:
         dispatch.why_not_triton.cache_clear()
+        dispatch.why_not_gluon.cache_clear()
         dispatch.why_not_hopper.cache_clear()
         dispatch.launches_early.cache_clear()
 
@@ -80,11 +81,18 @@ def test_old_gpu_runs_neither(machine: Machine) -> None:
     assert dispatch.why_not_hopper(GPU, torch.bfloat16) == reason
 
 
-@pytest.mark.parametrize("version", ["3.7.1", "3.8.0", "3.9.0", "3.10.0", "3.60.0"])
-def test_gluon_only_with_the_triton_it_was_soaked_with(machine: Machine, version: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "soaked"), [("3.6.0", True), ("3.60.1", True), ("3.7.1", False), ("3.61.0", False)]
+)
+def test_gluon_only_with_the_triton_it_was_soaked_with(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, version: str, soaked: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "HOPPER_TRITON", ("3.6", "3.60"))
     machine(triton=version)
     assert dispatch.why_not_triton(GPU) is None
-    assert version in str(dispatch.why_not_hopper(GPU, torch.bfloat16))
+    assert dispatch.why_not_gluon(GPU, torch.bfloat16) is None  # so that it can be soaked
+    reason = dispatch.why_not_hopper(GPU, torch.bfloat16)
+    assert reason == (None if soaked else f"the Gluon kernels were soaked with triton 3.6 and 3.60, not with {version}")
 
 
 @pytest.mark.parametrize(

@@ -127,12 +127,20 @@ class Recorder:
         return call
 
 
+def compiled_kernel() -> Any:
+    from triton.compiler import CompiledKernel
+
+    kernel = object.__new__(CompiledKernel)
+    kernel.module = None  # not loaded, so that there is nothing to unload when it is deleted
+    return kernel
+
+
 @pytest.mark.compile
 def test_the_first_launch_of_a_key_goes_through_the_jit_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.compiler import CompiledKernel
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    compiled = object.__new__(CompiledKernel)
+    compiled = compiled_kernel()
     direct = Recorder(None)
     monkeypatch.setattr(CompiledKernel, "__getitem__", lambda _, grid: direct[grid])
     jit = Recorder(compiled)
@@ -158,3 +166,26 @@ def test_other_releases_and_amd_always_go_through_the_jit(
     for programs in (7, 8):
         launcher(programs, GPU, (1,), (), num_warps=4)
     assert [call[0] for call in jit.calls] == [(7,), (8,)]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("missing", ["CompiledKernel", "__getitem__", "params", "do_not_specialize_on_alignment"])
+def test_a_build_without_what_direct_launches_use_always_goes_through_the_jit(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    import triton.compiler
+
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    jit = Recorder(compiled_kernel())
+    if missing == "CompiledKernel":
+        monkeypatch.delattr(triton.compiler, missing)
+    elif missing == "__getitem__":
+        monkeypatch.delattr(triton.compiler.CompiledKernel, missing)
+    elif missing == "params":
+        monkeypatch.delattr(Recorder, missing)
+    else:
+        monkeypatch.setattr(Recorder, "params", (SimpleNamespace(is_constexpr=False, do_not_specialize=False),))
+    launcher = Launcher(jit)
+    for programs in (7, 8):
+        launcher(programs, GPU, (1,), ("constexpr",), num_warps=4)
+    assert jit.calls == [((programs,), (1, "constexpr"), {"num_warps": 4}) for programs in (7, 8)]
