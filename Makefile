@@ -43,8 +43,8 @@ types: $(VENV)/.dev ## check types
 	ln -s "$(CURDIR)"/ernie_vit/*.py "$(CURDIR)"/kernels "$(CURDIR)"/model "$(CURDIR)"/graph build/types/ernie_vit
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev ## measure the kernels on this machine's GPU
-	$(BIN)/pytest bench --benchmark-only
+bench: $(VENV)/.dev ## measure encoder and kernels on this machine's GPU (a minute: make bench BENCH=--quick)
+	$(BIN)/python -m bench run $(BENCH)
 
 $(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: setup.py constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)

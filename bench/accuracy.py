@@ -22,7 +22,7 @@ def check_tokens(
     """Errors of the tokens of ``plan.checked``, and the encoders that are more than ``ALLOWED_ERROR`` times as far off
     as plain PyTorch, or that raised: those are not to be timed."""
     errors: list[Accuracy] = []
-    wrong: dict[str, str] = {}
+    wrong: dict[str, Missing] = {}
     for name in plan.checked:
         sizes = plan.inputs[name]
         rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
@@ -34,24 +34,35 @@ def check_tokens(
             try:
                 error = relative_error(_same_shape(encoder(rows, grid), truth), truth)
             except Exception as failure:  # whatever a peer does not like here: the others are checked all the same
-                wrong[encoder.provider] = f"{name}: {type(failure).__name__}: {failure}"
+                wrong[encoder.provider] = Missing.of(encoder.provider, failure)
                 continue
             errors.append(Accuracy(name, encoder.provider, None, error))
             if not error <= allowed:
-                wrong[encoder.provider] = f"wrong by value: {name}: error {error:.2e}, allowed {allowed:.2e}"
-    return errors, [Missing(provider, reason) for provider, reason in wrong.items()]
+                reason = f"wrong by value: {name}: error {error:.2e}, allowed {allowed:.2e}"
+                wrong[encoder.provider] = Missing(encoder.provider, reason)
+    return errors, list(wrong.values())
 
 
-def block_errors(name: str, encoders: Sequence[Encoder], exact: ErnieVisionEncoder, plan: Plan) -> Iterator[Accuracy]:
-    """Errors of the hidden rows of one input after patch embedding (block 0) and after each block."""
-    sizes = plan.inputs[name]
-    rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
-    truth = hidden_rows(exact.vision_tower, lambda: exact(rows.double(), grid))
-    for encoder in encoders:
-        if encoder.tower is not None and encoder.takes(sizes):
-            found = hidden_rows(encoder.tower, lambda run=encoder.run: run(rows, grid))
-            for block, (mine, true) in enumerate(zip(found, truth, strict=True)):
-                yield Accuracy(name, encoder.provider, block, relative_error(_same_shape(mine, true), true))
+class Blocks:
+    """The hidden rows of one of a plan's inputs in float64, after patch embedding (block 0) and after each block."""
+
+    def __init__(self, name: str, exact: ErnieVisionEncoder, plan: Plan) -> None:
+        sizes = plan.inputs[name]
+        self.name, self.sizes, self._grid = name, sizes, torch.tensor(sizes)
+        self._rows = pixels(sizes, device=plan.device, dtype=plan.dtype)
+        self._truth = hidden_rows(exact.vision_tower, lambda: exact(self._rows.double(), self._grid))
+
+    def errors(self, encoder: Encoder) -> Iterator[Accuracy]:
+        """Those of an encoder after each block; none if nobody can look at its blocks.
+
+        Raises:
+            ValueError: it has another number of blocks, or they have other shapes.
+        """
+        if encoder.tower is None or not encoder.takes(self.sizes):
+            return
+        found = hidden_rows(encoder.tower, lambda: encoder.run(self._rows, self._grid))
+        for block, (mine, true) in enumerate(zip(found, self._truth, strict=True)):
+            yield Accuracy(self.name, encoder.provider, block, relative_error(_same_shape(mine, true), true))
 
 
 def hidden_rows(tower: nn.Module, call: Callable[[], Any]) -> list[Tensor]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from bench.encoders.encoder import Encoder
 from bench.machine import Sensors, middle
 from bench.plan import Plan, Sizes, num_patches, pixels
-from bench.records import Call, Clocks, Host
+from bench.records import Call, Clocks, Host, Missing
 from bench.samples import balanced_orders, percentile_99, spread
 
 MIX = "mix"
@@ -25,6 +25,7 @@ LEAST_ROUNDS = 8  # however long they take
 DEVICE_ROUNDS = 3
 HEAD_START = 1.25  # times the host's time, for which the GPU waits before its work is timed
 HOST_CALLS = 30
+CLOCKS_EVERY = 4  # calls; reading them takes up to milliseconds, in which the GPU rests
 
 
 @dataclass
@@ -36,11 +37,12 @@ class Samples:
     clocks: list[Clocks | None] = field(default_factory=list)
 
     def take(self, encoder: Encoder, rows: Tensor, grid: Tensor, sensors: Sensors) -> None:
-        """Time one call, and read the clocks behind it."""
+        """Time one call, and of every few read the clocks right behind it."""
         host, total = time_call(encoder.run, rows, grid)
+        if len(self.total) % CLOCKS_EVERY == 0:
+            self.clocks.append(sensors.read())
         self.host.append(host)
         self.total.append(total)
-        self.clocks.append(sensors.read())
 
 
 def time_call(call: Callable[[Tensor, Tensor], Any], rows: Tensor, grid: Tensor) -> tuple[float, float]:
@@ -60,22 +62,21 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def measure_input(name: str, sizes: Sizes, encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> Iterator[Call]:
-    """Each encoder's times of one input."""
+def measure_input(
+    name: str, sizes: Sizes, encoders: Sequence[Encoder], plan: Plan, sensors: Sensors
+) -> tuple[list[Call], list[Missing]]:
+    """Each encoder's times of one input, and the encoders that raised."""
+    able, missing = warm_up(name, [encoder for encoder in encoders if encoder.takes(sizes)], [sizes] * WARM_UPS, plan)
     rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
-    able = [encoder for encoder in encoders if encoder.takes(sizes)]
-    for encoder in able:
-        for _ in range(WARM_UPS):
-            time_call(encoder.run, rows, grid)
     samples = [Samples() for _ in able]
     orders, started = balanced_orders(len(able)), time.perf_counter()
     for turn in range(plan.rounds):
         if turn >= LEAST_ROUNDS and time.perf_counter() - started > plan.seconds:
             break
-        for place in orders[turn % len(orders)]:
+        for place in orders[turn % len(orders)] if able else ():
             samples[place].take(able[place], rows, grid, sensors)
-    for encoder, of in zip(able, samples, strict=True):
-        yield Call(
+    calls = [
+        Call(
             input=name,
             patches=num_patches(sizes),
             images=len(sizes),
@@ -89,23 +90,24 @@ def measure_input(name: str, sizes: Sizes, encoders: Sequence[Encoder], plan: Pl
             spread=spread(of.total),
             clocks=middle(of.clocks),
         )
+        for encoder, of in zip(able, samples, strict=True)
+    ]
+    return calls, missing
 
 
-def measure_mix(encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> Iterator[Call]:
-    """Each encoder's times of the mix, every call on fresh rows and of sizes that it has met once."""
-    samples = [Samples() for _ in encoders]
-    orders = balanced_orders(len(encoders))
-    for turn in range(-1, plan.mix_passes):  # the first pass warms up
-        for call, sizes in enumerate(tqdm(plan.mix, desc=f"mix, pass {turn + 1}", leave=False)):
+def measure_mix(encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> tuple[list[Call], list[Missing]]:
+    """Each encoder's times of the mix, every call on fresh rows and of sizes that it has met; and those that raised."""
+    able, missing = warm_up(MIX, encoders, plan.mix, plan)
+    samples = [Samples() for _ in able]
+    orders = balanced_orders(len(able))
+    for turn in range(plan.mix_passes):
+        for call, sizes in enumerate(tqdm(plan.mix, desc=f"{MIX}, pass {turn + 1}", leave=False)):
             rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
-            for place in orders[call % len(orders)]:
-                if turn < 0:
-                    time_call(encoders[place].run, rows, grid)
-                else:
-                    samples[place].take(encoders[place], rows, grid, sensors)
+            for place in orders[(call + turn) % len(orders)] if able else ():
+                samples[place].take(able[place], rows, grid, sensors)
     images = sum(map(len, plan.mix))
-    for encoder, of in zip(encoders, samples, strict=True):
-        yield Call(
+    calls = [
+        Call(
             input=MIX,
             patches=sum(map(num_patches, plan.mix)),
             images=images,
@@ -119,6 +121,27 @@ def measure_mix(encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> It
             spread=spread(of.total, mean),  # the passes are the halves
             clocks=middle(of.clocks),
         )
+        for encoder, of in zip(able, samples, strict=True)
+    ]
+    return calls, missing
+
+
+def warm_up(
+    name: str, encoders: Sequence[Encoder], calls: Sequence[Sizes], plan: Plan
+) -> tuple[list[Encoder], list[Missing]]:
+    """Let each encoder make all of the calls: those that can, and those that raised."""
+    missing = []
+
+    def is_able(encoder: Encoder) -> bool:
+        try:
+            for sizes in calls:
+                time_call(encoder.run, pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes))
+        except Exception as error:  # whatever a peer does not like here: the others are timed all the same
+            missing.append(Missing.of(f"{encoder.provider}, {name}", error))
+            return False
+        return True
+
+    return [encoder for encoder in encoders if is_able(encoder)], missing
 
 
 def device_milliseconds(encoder: Encoder, rows: Tensor, grid: Tensor, host: float) -> float | None:

@@ -6,8 +6,7 @@ minutes: ``python -m bench.check_vllm``. The exit status is 1 if a check fails.
 """
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.bench_calls import INPUTS, MIX, pixels
-from bench.vllm_peer import _capture, vllm_encoder
-from ernie_vit import ErnieVisionConfig, ErnieVisionEncoder
-from ernie_vit.model.weights import canonical_name
+from bench.calls import time_call
+from bench.encoders.encoder import random_encoder, sharing
+from bench.encoders.vllm import build_model, capture, vllm_world
+from bench.plan import INPUTS, MIX, choose_plan, pixels
+from bench.samples import percentile_99
+from ernie_vit import ErnieVisionEncoder
 from ernie_vit.vllm_model import with_our_tower
 from ernie_vit.vllm_plugin import stats
 
@@ -36,37 +37,40 @@ Call = Callable[[Tensor, Tensor], Tensor]
 
 
 def main() -> int:
+    import vllm
+
     console = Console(width=140)
-    with vllm_encoder(ErnieVisionConfig(), DTYPE) as theirs:
-        calls, models = providers(theirs)
-        names = f"vLLM {theirs.version} ({theirs.attention}), torch {torch.__version__}"
-        console.print(f"{torch.cuda.get_device_name()}, {names}")
-        failures = check(console, calls, exact_encoder(theirs._model))
-        compare_times(console, calls)
-        for name, model in models.items():
-            console.print(name, stats(model))
-            failures += [f"{name}: {stats(model)['fallbacks']}"] if stats(model)["fallbacks"] else []
+    weights = random_encoder(choose_plan(quick=False))
+    with vllm_world() as vllm_config:
+        stock = build_model(weights)
+        with torch.inference_mode():
+            calls, models = providers(stock, vllm_config)
+            names = f"vLLM {vllm.__version__} ({stock.vision_model.attn_backend}), torch {torch.__version__}"
+            console.print(f"{torch.cuda.get_device_name()}, {names}")
+            failures = check(console, calls, sharing(weights, backend="torch", dtype=torch.float64))
+            compare_times(console, calls)
+            for name, model in models.items():
+                console.print(name, stats(model))
+                failures += [f"{name}: {stats(model)['fallbacks']}"] if stats(model)["fallbacks"] else []
     for failure in failures:
         console.print(f"[red]FAILED[/] {failure}")
     return 1 if failures else 0
 
 
-def providers(theirs: Any) -> tuple[dict[str, Call], dict[str, Any]]:
+def providers(stock: Any, vllm_config: Any) -> tuple[dict[str, Call], dict[str, Any]]:
     """Ways to encode by one set of vLLM's modules, and our models among them."""
     models = {
-        EAGER: with_plugin(theirs._model, enforce_eager=True),
-        GRAPHS: with_plugin(theirs._model),
-        IN_VLLM: with_plugin(theirs._model, cudagraph_mm_encoder=True),
+        EAGER: with_plugin(stock, enforce_eager=True),
+        GRAPHS: with_plugin(stock),
+        IN_VLLM: with_plugin(stock, cudagraph_mm_encoder=True),
     }
-    from vllm.config import get_current_vllm_config
-
-    manager = _capture(models[IN_VLLM], get_current_vllm_config(), DTYPE)
+    theirs, ours = (capture(model, vllm_config, DTYPE) for model in (stock, models[IN_VLLM]))
     return {
-        VLLM: embed(theirs._model),
-        VLLM_GRAPHS: lambda rows, sizes: torch.cat(theirs.graph(rows, sizes)),
+        VLLM: embed(stock),
+        VLLM_GRAPHS: lambda rows, sizes: torch.cat(theirs.execute(batch(rows, sizes))),
         EAGER: embed(models[EAGER]),
         GRAPHS: embed(models[GRAPHS]),
-        IN_VLLM: lambda rows, sizes: torch.cat(manager.execute(batch(rows, sizes))),
+        IN_VLLM: lambda rows, sizes: torch.cat(ours.execute(batch(rows, sizes))),
     }, models
 
 
@@ -98,15 +102,6 @@ def batch(rows: Tensor, sizes: Tensor) -> dict[str, Tensor]:
     if sizes[0, 0] > 1:
         return {"pixel_values_videos": rows, "video_grid_thw": sizes}
     return {"pixel_values": rows, "image_grid_thw": sizes}
-
-
-def exact_encoder(model: Any) -> ErnieVisionEncoder:
-    """The same weights in float64 and plain PyTorch."""
-    with torch.device("meta"):
-        encoder = ErnieVisionEncoder(backend="torch")
-    weights = {canonical_name(name): p.detach().double() for name, p in model.named_parameters()}
-    encoder.load_state_dict(weights, assign=True)
-    return encoder.requires_grad_(False)
 
 
 def check(console: Console, calls: dict[str, Call], exact: ErnieVisionEncoder) -> list[str]:
@@ -158,7 +153,7 @@ def compare_times(console: Console, calls: dict[str, Call]) -> None:
         samples: dict[str, list[float]] = {way: [] for way in calls}
         for round_ in range(WARM_UPS + ROUNDS):
             for way in ways:
-                took = milliseconds(calls[way], rows, sizes)
+                took = time_call(calls[way], rows, sizes)[1]
                 if round_ >= WARM_UPS:
                     samples[way].append(took)
         table.add_row(name, *(f"{median(samples[way]):.2f}" if way in ways else "-" for way in calls))
@@ -167,24 +162,12 @@ def compare_times(console: Console, calls: dict[str, Call]) -> None:
         for grid in MIX:
             rows, sizes = pixels(grid), torch.tensor(grid)
             for way, call in calls.items():
-                took = milliseconds(call, rows, sizes)
+                took = time_call(call, rows, sizes)[1]
                 if round_:
                     mixed[way].append(took)
     for label, pick in (("mean", mean), ("median", median), ("P99", percentile_99)):
         table.add_row(f"mix, {label}", *(f"{pick(mixed[way]):.2f}" for way in calls))
     console.print(table)
-
-
-def milliseconds(call: Call, rows: Tensor, sizes: Tensor) -> float:
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    call(rows, sizes)
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - started)
-
-
-def percentile_99(values: Sequence[float]) -> float:
-    return sorted(values)[int(0.99 * len(values))]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from bench.encoders.encoder import Encoder, OpenGraphs
 from bench.plan import Plan, Sizes, num_patches, pixels
 from bench.records import Padding
 
-ROUNDS, WARM_UPS = 10, 3
+ROUNDS, WARM_UPS = 7, 2
 
 
 def measure_padding(provider: str, graphs: OpenGraphs, plan: Plan) -> Iterator[Padding]:

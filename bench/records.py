@@ -147,6 +147,12 @@ class Missing:
     provider: str
     reason: str
 
+    @classmethod
+    def of(cls, provider: str, error: BaseException) -> "Missing":
+        """With the error's kind and first line."""
+        line = next(iter(str(error).strip().splitlines()), "")
+        return cls(provider, f"{type(error).__name__}: {line}")
+
 
 @dataclass
 class Run:

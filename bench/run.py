@@ -13,9 +13,8 @@ from pathlib import Path
 import click
 import torch
 from rich.console import Console
-from tqdm import tqdm
 
-from bench.accuracy import PLAIN, block_errors, check_tokens
+from bench.accuracy import PLAIN, Blocks, check_tokens
 from bench.bits import compare_bits
 from bench.calls import MIX, measure_host, measure_input, measure_mix
 from bench.encoders import ours
@@ -26,7 +25,7 @@ from bench.encoders.vllm import open_vllm
 from bench.machine import Sensors, describe
 from bench.padding import measure_padding
 from bench.plan import Plan, choose_plan
-from bench.records import Missing, Run
+from bench.records import Call, Missing, Run
 from ernie_vit import ErnieVisionEncoder
 from ernie_vit.machine import why_no_gpu
 
@@ -86,7 +85,8 @@ class Notebook:
         try:
             yield
         except Exception as error:  # of whatever kind: the rest is measured all the same
-            self.miss(name, error)
+            self.run.missing.append(Missing.of(name, error))
+            self.log.print(f"missing: {name}: {self.run.missing[-1].reason}", highlight=False)
         finally:
             self.run.seconds = time.perf_counter() - self._started
             beside = self.path.with_suffix(".writing")
@@ -94,10 +94,9 @@ class Notebook:
             os.replace(beside, self.path)
         self.log.print(f"{self.run.seconds:6.1f} s  {name}: {time.perf_counter() - started:.1f} s", highlight=False)
 
-    def miss(self, name: str, error: BaseException) -> None:
-        lines = str(error).strip().splitlines() or [""]
-        self.run.missing.append(Missing(name, f"{type(error).__name__}: {lines[0]}"))
-        self.log.print(f"missing: {name}: {self.run.missing[-1].reason}", highlight=False)
+    def add_calls(self, calls: list[Call], missing: list[Missing]) -> None:
+        self.run.calls.extend(calls)
+        self.run.missing.extend(missing)
 
 
 @torch.no_grad()
@@ -182,7 +181,10 @@ def check(
         for entry in missing:
             screen.print(f"  [red]not timed[/]: {entry.provider}, {entry.reason}", highlight=False)
         for name in plan.by_block:
-            notebook.run.accuracy.extend(block_errors(name, [plain, *kept], exact, plan))
+            blocks = Blocks(name, exact, plan)
+            for encoder in (plain, *kept):
+                with notebook.section(f"blocks of {encoder.provider}"):
+                    notebook.run.accuracy.extend(blocks.errors(encoder))
     return kept
 
 
@@ -193,9 +195,9 @@ def measure_calls(notebook: Notebook, plan: Plan, encoders: list[Encoder]) -> No
     first = encoders[0]
     everybody = [first, replace(first, provider=f"{first.provider} again"), *encoders[1:]]
     sensors = Sensors()
-    for name, sizes in tqdm(plan.inputs.items(), desc="calls", leave=False):
+    for name, sizes in plan.inputs.items():
         with notebook.section(f"calls of {name}"):
-            notebook.run.calls.extend(measure_input(name, sizes, everybody, plan, sensors))
+            notebook.add_calls(*measure_input(name, sizes, everybody, plan, sensors))
     if plan.mix:
         with notebook.section(f"calls of the {MIX}"):
-            notebook.run.calls.extend(measure_mix(everybody, plan, sensors))
+            notebook.add_calls(*measure_mix(everybody, plan, sensors))

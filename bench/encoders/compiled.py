@@ -10,33 +10,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from bench.encoders.encoder import Encoder, sharing
 from ernie_vit import ErnieVisionEncoder
-from ernie_vit.model.metadata import prepare_encoder_metadata
-from ernie_vit.model.operators import choose_operators
 
 PROVIDER = "torch.compile"
 
 
 @contextmanager
-def open_compiled(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
+def open_compiled(weights: ErnieVisionEncoder, *, backend: str = "inductor") -> Iterator[Encoder]:
     """Compiles at the first call, and a second time at the first call of another size."""
     encoder = sharing(weights, backend="torch")
-    operators = choose_operators("torch")
+    operators = encoder._operators()
     operators = replace(operators, attention=torch.compiler.disable(operators.attention))
+    encoder._operators = lambda: operators  # type: ignore[method-assign]
     for block in encoder.vision_tower.blocks:
-        block.compile(dynamic=True)
-    encoder.resampler_model.compile(dynamic=True)
-
-    def run(pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
-        metadata = prepare_encoder_metadata(grid_thw, device=pixel_values.device)
-        hidden_states = encoder.vision_tower(pixel_values, metadata, operators)
-        tokens: Tensor = encoder.resampler_model(hidden_states, metadata.temporal_rows)
-        return tokens
-
+        block.compile(dynamic=True, backend=backend)
+    encoder.resampler_model.compile(dynamic=True, backend=backend)
     try:
-        yield Encoder(PROVIDER, PROVIDER, run)
+        yield Encoder(PROVIDER, PROVIDER, encoder)
     finally:
         torch.compiler.reset()
