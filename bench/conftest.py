@@ -9,9 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from bench import measure
 from bench.attention_peers import Adapter, available
 from bench.findings import OURS, Findings
-from bench.measure import Case, calls, ceilings, why_not_measured
+from bench.measure import Case, calls
 from bench.records import Machine, Run
 from bench.report import rich_table
 from bench.tables import kernel, missing
@@ -36,7 +37,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Mod
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here, why_not = Path(__file__).parent, why_not_measured()
+    here, why_not = Path(__file__).parent, measure.why_not_measured()
     if why_not:
         for item in items:
             if item.path.is_relative_to(here):
@@ -94,10 +95,10 @@ class Summary:
         found = findings_of(config)
         assert found is not None
         if found.kernels:
-            gpu, reached = torch.cuda.get_device_name(0), ceilings()
+            gpu, reached = torch.cuda.get_device_name(0), measure.ceilings()
             machine = Machine(str(date.today()), gpu, {}, "", reached.copy, reached.product)
             run = Run(machine, quick=False, kernels=found.kernels, missing=found.missing)
             shown = [kernel(name, run) for name in dict.fromkeys(of_one.kernel for of_one in run.kernels)]
             for table in (*shown, missing(run)):
                 if table.rows:
-                    Console(width=140).print(rich_table(table, gpu))
+                    Console(width=140).print(rich_table(table))

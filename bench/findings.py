@@ -32,6 +32,7 @@ class Findings:
         self.only_compile = only_compile
         self.rounds = QUICK_ROUNDS if quick else ROUNDS
         self.kernels: list[Kernel] = []
+        self.interrupt: BaseException | None = None
         self._sizes = set(sizes) or set(QUICK_SIZES if quick else ())
         self._missing: dict[tuple[str, str], str] = {}  # provider and reason, and where it was met first
 
@@ -69,6 +70,9 @@ class Findings:
         if self._sizes:
             config.hook.pytest_deselected(items=[item for item in items if size(item) not in self._sizes])
             items[:] = [item for item in items if size(item) in self._sizes]
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.interrupt = excinfo.value
 
     def pytest_exception_interact(self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[object]) -> None:
         assert call.excinfo is not None

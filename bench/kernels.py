@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def measure_kernels(quick: bool) -> tuple[list[Kernel], list[Missing]]:
     if why_not:
         return [], [Missing("kernels", why_not)]
     if not quick:
-        compile_ahead(compile_ours, list(product(COMPILED_AHEAD, map(str, FRAMES))))
+        # not a must: what it leaves out is compiled where it is measured
+        with contextlib.suppress(Exception):
+            compile_ahead(compile_ours, list(product(COMPILED_AHEAD, map(str, FRAMES))))
     findings = Findings(quick=quick)
     run_files(FILES, findings)
     return findings.kernels, findings.missing
@@ -47,17 +50,19 @@ def compile_ours(file_and_size: tuple[str, str]) -> None:
     run_files([file], Findings(sizes=[size], only_compile=True))
 
 
-def run_files(files: tuple[str, ...] | list[str], findings: Findings) -> None:
+def run_files(files: Sequence[str], findings: Findings) -> None:
     """Run pytest files of this folder quietly.
 
     Raises:
         KeyboardInterrupt: while they ran.
     """
-    output = io.StringIO()
-    options = ["-c", str(HERE.parent / "pyproject.toml"), "--rootdir", str(HERE.parent), "--benchmark-disable"]
+    root, output = HERE.parent, io.StringIO()
+    options = ["-c", str(root / "pyproject.toml"), "--rootdir", str(root), "--continue-on-collection-errors"]
+    paths = [str(HERE / f"{file}.py") for file in files]
     with contextlib.redirect_stdout(output):
-        code = pytest.main([*options, *(str(HERE / f"{file}.py") for file in files)], plugins=[findings])
-    if code == pytest.ExitCode.INTERRUPTED and "KeyboardInterrupt" in output.getvalue():
-        raise KeyboardInterrupt
+        code = pytest.main([*options, "-p", "no:logging", "--benchmark-disable", *paths], plugins=[findings])
+    if findings.interrupt:
+        raise findings.interrupt
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        findings.miss("kernels", output.getvalue().strip().splitlines()[-1])
+        last = output.getvalue().strip().splitlines()[-1:]
+        findings.miss("kernels", " ".join([f"pytest ended with {pytest.ExitCode(code).name}", *last]))

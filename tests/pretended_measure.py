@@ -1,14 +1,15 @@
 """The kernels' benchmarks on a CPU: every case is made, run and checked for real, and its times are made up.
 
-Run as a program it measures the smallest size and prints the findings as JSON; in a process of its own, since it runs
-pytest and replaces the kernels by their references.
+Run as a program it measures the smallest size and prints the findings as JSON, or passes its arguments to pytest; in a
+process of its own, since it replaces the kernels by their references.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -60,6 +61,7 @@ def pretend_gpu() -> None:
     measure.why_not_measured = kernels.why_not_measured = lambda: None
     ideal.multiprocessors = lambda _: MULTIPROCESSORS
     torch.cuda.synchronize = lambda: None
+    torch.cuda.get_device_name = lambda _: "Pretended GPU"
 
 
 def attend(sequences: Sequences) -> Attention:
@@ -91,18 +93,19 @@ def pretend_peers() -> None:
 
 
 def pretend_kernels() -> None:
-    """Our kernels are their references, a tower has one block, and one kernel is wrong."""
+    """Our kernels are their references, a tower has one small block, and layer norm is wrong."""
     for name in ("linear", "patch_embed"):
         setattr(bench_linear, name, getattr(bench_linear, f"{name}_ref"))
     bench_mlp.mlp = bench_mlp.mlp_ref
     bench_layer_norm.layer_norm = lambda *args, **kwargs: -bench_layer_norm.layer_norm_ref(*args, **kwargs)
+    bench_layer_norm.compiled_layer_norm = bench_layer_norm.layer_norm_ref
     for name in ("qkv_rotary", "apply_rotary", "rotary_table"):
         setattr(bench_rotary, name, getattr(bench_rotary, f"{name}_ref"))
     bench_rotary.linear = bench_linear.linear
     bench_attention.attention = bench_attention.attention_ref
     bench_attention.attention_work_list = lambda *_, **__: None
     bench_tower.choose_operators = lambda _: choose_operators("torch")
-    bench_tower.ErnieVisionConfig = lambda: ErnieVisionConfig(depth=1)
+    bench_tower.ErnieVisionConfig = lambda: ErnieVisionConfig(depth=1, intermediate_size=640)
 
 
 def main() -> None:
@@ -110,8 +113,24 @@ def main() -> None:
     pretend_peers()
     pretend_kernels()
     findings.QUICK_SIZES = ("256",)
+    if sys.argv[1:]:
+        sys.exit(pytest.main(sys.argv[1:]))
     found, missing = kernels.measure_kernels(quick=True)
-    print(json.dumps(SimpleNamespace(kernels=[*map(asdict, found)], missing=[*map(asdict, missing)]).__dict__))
+
+    compiled = findings.Findings(sizes=["256"], only_compile=True)
+    kernels.run_files(["bench_layer_norm"], compiled)
+    broken = findings.Findings()
+    kernels.run_files(["no_such_file"], broken)
+    print(
+        json.dumps(
+            {
+                "kernels": [asdict(kernel) for kernel in found],
+                "missing": [asdict(peer) for peer in missing],
+                "only compiled": [len(compiled.kernels), len(compiled.missing)],
+                "broken": [asdict(peer) for peer in broken.missing],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
