@@ -45,15 +45,14 @@ def _load_columns(work, at, step, bar, stage):
 
 @gluon.jit
 def _load_weight(work, column, step, stage):
+    """Announce a stage and load its weights; of those in paired order, what is left of them by ``_load_rest``."""
     P: gl.constexpr = work.plan
     bar = work.shared.ready.index(stage)
     mbarrier.expect(bar, (P.BLOCKS * P.ROWS + P.COLUMNS) * P.DEPTH * 2)  # of the x blocks too
     at = column * P.COLUMNS
     if P.HALF:
         if at < P.ROTATED:
-            load_pairs(work, at, step, bar, work.shared.pairs_ring, stage * (P.MAIN // 16), P.MAIN)
-            if P.TAIL:
-                load_pairs(work, at + P.MAIN, step, bar, work.shared.pairs_tail_ring, stage * (P.TAIL // 16), P.TAIL)
+            load_pairs(work, at, step, bar, work.shared.pairs_ring, stage * (P.MAIN // 16), P.FIRST_PAIRS)
         else:
             _load_columns(work, at, step, bar, stage)
     else:
@@ -70,6 +69,20 @@ def _load_x(work, row, step, stage):
 
 
 @gluon.jit
+def _load_rest(work, row, column, step, stage):
+    """x, and the weights in paired order that ``_load_weight`` leaves."""
+    P: gl.constexpr = work.plan
+    _load_x(work, row, step, stage)
+    bar = work.shared.ready.index(stage)
+    at = column * P.COLUMNS
+    if at < P.ROTATED:
+        first = stage * (P.MAIN // 16) + P.FIRST_PAIRS // 16
+        load_pairs(work, at + P.FIRST_PAIRS, step, bar, work.shared.pairs_ring, first, P.MAIN - P.FIRST_PAIRS)
+        if P.TAIL:
+            load_pairs(work, at + P.MAIN, step, bar, work.shared.pairs_tail_ring, stage * (P.TAIL // 16), P.TAIL)
+
+
+@gluon.jit
 def _load_partition(work):
     P: gl.constexpr = work.plan
     program = work.program()
@@ -83,8 +96,9 @@ def _load_partition(work):
                 _load_weight(work, column, stage, stage)
         gdc_wait()
         if program < hint:
-            for stage in gl.static_range(P.STAGES):
-                _load_x(work, row, stage, stage)
+            if not P.HALF:
+                for stage in gl.static_range(P.STAGES):
+                    _load_x(work, row, stage, stage)
             filled = gl.to_tensor(P.STAGES)
     else:
         gdc_wait()
@@ -98,12 +112,31 @@ def _load_partition(work):
             stage = step_count % P.STAGES
             mbarrier.wait(work.shared.empty.index(stage), ((step_count // P.STAGES) & 1) ^ 1)
             _load_weight(work, column, step, stage)
-            _load_x(work, row, step, stage)
+            if not P.HALF:
+                _load_x(work, row, step, stage)
             step_count += 1
     if P.GROUP_ROWS == 0:  # noqa: SIM102  the outer condition is known to the compiler
         if (filled > 0) & (program >= total):  # the hint was wrong: let the copies land before the program ends
             for stage in gl.static_range(P.STAGES):
+                if P.HALF:
+                    _load_rest(work, row, column, stage, stage)
                 mbarrier.wait(work.shared.ready.index(stage), 0)
+
+
+@gluon.jit
+def _rest_partition(work):
+    """The second loading warp of a projection that rotates: one takes longer to issue all boxes than the products."""
+    P: gl.constexpr = work.plan
+    gdc_wait()
+    tile_rows = work.tile_rows(work.live_rows())
+    step_count = gl.to_tensor(0)
+    for tile in range(work.program(), tile_rows * P.TILE_COLUMNS, P.PROGRAMS):
+        row, column = work.place(tile, tile_rows)
+        for step in range(P.STEPS):
+            stage = step_count % P.STAGES
+            mbarrier.wait(work.shared.empty.index(stage), ((step_count // P.STAGES) & 1) ^ 1)
+            _load_rest(work, row, column, step, stage)
+            step_count += 1
 
 
 @gluon.jit
@@ -130,25 +163,33 @@ def _load_residual_block(work, row, column, group, use):
 @gluon.jit
 def _residual_partition(work):
     P: gl.constexpr = work.plan
+    gdc_wait()
+    tile_rows = work.tile_rows(work.live_rows())
+    count = gl.to_tensor(0)  # tiles before this one
+    for tile in range(work.program(), tile_rows * P.TILE_COLUMNS, P.PROGRAMS):
+        row, column = work.place(tile, tile_rows)
+        if P.PING_PONG:
+            _load_residual_block(work, row * P.ROWS, column, count % P.GROUPS, count // P.GROUPS)
+        else:
+            for group in gl.static_range(P.DOUBLE):
+                first = (row * P.BLOCKS + 2 * group) * P.ROWS
+                _load_residual_block(work, first, column, group, count * 2)
+            for group in gl.static_range(P.DOUBLE, P.GROUPS):
+                only = (row * P.BLOCKS + group + P.DOUBLE) * P.ROWS
+                _load_residual_block(work, only, column, group, count)
+            for group in gl.static_range(P.DOUBLE):
+                second = (row * P.BLOCKS + 2 * group + 1) * P.ROWS
+                _load_residual_block(work, second, column, group, count * 2 + 1)
+        count += 1
+
+
+@gluon.jit
+def _second_load_partition(work):
+    P: gl.constexpr = work.plan
     if P.RESIDUAL:
-        gdc_wait()
-        tile_rows = work.tile_rows(work.live_rows())
-        count = gl.to_tensor(0)  # tiles before this one
-        for tile in range(work.program(), tile_rows * P.TILE_COLUMNS, P.PROGRAMS):
-            row, column = work.place(tile, tile_rows)
-            if P.PING_PONG:
-                _load_residual_block(work, row * P.ROWS, column, count % P.GROUPS, count // P.GROUPS)
-            else:
-                for group in gl.static_range(P.DOUBLE):
-                    first = (row * P.BLOCKS + 2 * group) * P.ROWS
-                    _load_residual_block(work, first, column, group, count * 2)
-                for group in gl.static_range(P.DOUBLE, P.GROUPS):
-                    only = (row * P.BLOCKS + group + P.DOUBLE) * P.ROWS
-                    _load_residual_block(work, only, column, group, count)
-                for group in gl.static_range(P.DOUBLE):
-                    second = (row * P.BLOCKS + 2 * group + 1) * P.ROWS
-                    _load_residual_block(work, second, column, group, count * 2 + 1)
-            count += 1
+        _residual_partition(work)
+    elif P.HALF:
+        _rest_partition(work)
 
 
 @gluon.jit
@@ -258,7 +299,7 @@ def linear_kernel(
     # Argument tuples stand here, not in a name: a name loses constexprs.
     if P.GROUPS == 1:
         gl.warp_specialize(
-            [(_multiply_partition, (0, work)), (_load_partition, (work,)), (_residual_partition, (work,))],
+            [(_multiply_partition, (0, work)), (_load_partition, (work,)), (_second_load_partition, (work,))],
             [1, 1],
             P.REGISTERS,
         )
@@ -268,7 +309,7 @@ def linear_kernel(
                 (_multiply_partition, (0, work)),
                 (_multiply_partition, (1, work)),
                 (_load_partition, (work,)),
-                (_residual_partition, (work,)),
+                (_second_load_partition, (work,)),
             ],
             [4, 1, 1],
             P.REGISTERS,
@@ -280,7 +321,7 @@ def linear_kernel(
                 (_multiply_partition, (1, work)),
                 (_multiply_partition, (2, work)),
                 (_load_partition, (work,)),
-                (_residual_partition, (work,)),
+                (_second_load_partition, (work,)),
             ],
             [4, 4, 1, 1],
             P.REGISTERS,

@@ -93,6 +93,9 @@ class Plan(str):
             "REGISTERS": [*multiplying, loading, loading],
             "HALF": rotary_half,
             "ROTATED": n // 3 * 2 if rotary_half else 0,  # columns
+            # Of the main columns of a stage in paired order, those that the first loading warp brings: about half of
+            # all boxes, for the second one brings x and the tail too.
+            "FIRST_PAIRS": main * 5 // 8 // 16 * 16,
             "DTYPE": DTYPES[dtype],
             "MAIN_LAYOUT": accumulator(main),
             "TAIL_LAYOUT": accumulator(tail or 16),
