@@ -34,7 +34,8 @@ UNFINISHED = "unfinished.json"
 STOPPED = 130  # the exit status of a program that Ctrl-C ended
 
 Open = Callable[[ErnieVisionEncoder], AbstractContextManager[Encoder]]
-PEERS: dict[str, Open] = {"vLLM": open_vllm, "transformers": open_transformers, "torch.compile": open_compiled}
+# torch.compile comes first: importing vLLM changes its settings, and leaves it one process to compile in.
+PEERS: dict[str, Open] = {"torch.compile": open_compiled, "transformers": open_transformers, "vLLM": open_vllm}
 LENGTHY = ("torch.compile",)  # half a minute before its first call: not for a quick look
 
 

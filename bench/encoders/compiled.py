@@ -12,14 +12,16 @@ from dataclasses import replace
 import torch
 
 from bench.encoders.encoder import Encoder, sharing
+from bench.plan import Sizes, pixels
 from ernie_vit import ErnieVisionEncoder
 
 PROVIDER = "torch.compile"
+ONE_AND_MANY: tuple[Sizes, ...] = ([(1, 16, 16)], [(1, 16, 16), (1, 18, 22), (1, 24, 24)])
 
 
 @contextmanager
 def open_compiled(weights: ErnieVisionEncoder, *, backend: str = "inductor") -> Iterator[Encoder]:
-    """Compiles at the first call, and a second time at the first call of another size."""
+    """Compiled when it opens: for a call of one sequence, and for calls of any number of them."""
     encoder = sharing(weights, backend="torch")
     operators = encoder._operators()
     operators = replace(operators, attention=torch.compiler.disable(operators.attention))
@@ -27,6 +29,8 @@ def open_compiled(weights: ErnieVisionEncoder, *, backend: str = "inductor") -> 
     for block in encoder.vision_tower.blocks:
         block.compile(dynamic=True, backend=backend)
     encoder.resampler_model.compile(dynamic=True, backend=backend)
+    for sizes in ONE_AND_MANY:
+        encoder(pixels(sizes, device=weights.device, dtype=weights.dtype), sizes)
     try:
         yield Encoder(PROVIDER, PROVIDER, encoder)
     finally:

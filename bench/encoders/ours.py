@@ -4,8 +4,8 @@ import inspect
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ from bench.plan import Plan
 from bench.records import Capture
 from ernie_vit import ErnieVisionConfig, ErnieVisionEncoder
 from ernie_vit.graph.capacity import MIB, graph_bytes
-from ernie_vit.kernels.tiles import attention
-from ernie_vit.model.metadata import plan_sequences, unpack_metadata
+from ernie_vit.model import warm_up
+from ernie_vit.model.operators import choose_operators
 from ernie_vit.model.warm_up import row_regimes
 
 LIBRARY = "ours"
 EAGER, GRAPH, WITH_RESAMPLER = "ours eager", "ours graph", "ours graph with resampler"
+TOWER, RESAMPLER = "tower", "resampler"
 MAX_TOKENS = 4096  # of the largest graph, as vLLM's
 
 
@@ -32,7 +33,7 @@ def open_ours(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
     if weights.backend == "triton":
         weights.warm_up()
         graphs[GRAPH] = partial(open_graphs, weights, GRAPH)
-        if "resampler" in inspect.signature(ErnieVisionEncoder.capture).parameters:
+        if captures_resampler():
             graphs[WITH_RESAMPLER] = partial(open_graphs, weights, WITH_RESAMPLER, resampler=True)
     yield Encoder(EAGER, LIBRARY, weights, tower=weights.vision_tower, graphs=graphs)
 
@@ -41,9 +42,12 @@ def open_ours(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
 def open_graphs(
     weights: ErnieVisionEncoder, provider: str, capacities: Sequence[tuple[int, int]] | None = None, **options: Any
 ) -> Iterator[Encoder]:
-    """Graphs for up to ``MAX_TOKENS``, or of ``capacities``. What compiles has been compiled."""
+    """Graphs for up to ``MAX_TOKENS``, or of ``capacities``. What compiles was compiled before the capture is timed."""
     encoder = sharing(weights, backend="triton")
     chosen: dict[str, Any] = {"max_tokens": MAX_TOKENS} if capacities is None else {"capacities": capacities}
+    if capacities is None:
+        encoder.capture(**chosen, **options)
+        encoder.release()
     torch.cuda.synchronize()
     started = time.perf_counter()
     encoder.capture(**chosen, **options)
@@ -65,21 +69,28 @@ def open_graphs(
 
 
 def compile_kernels(plan: Plan) -> None:
-    """Compile the tower's kernels in as many processes as there are cores; they are then in Triton's cache on disk."""
+    """Compile all kernels in as many processes as there are cores; they are then in Triton's cache on disk."""
     regimes = row_regimes(plan.device)
-    compile_ahead(partial(_compile_rows, plan.config, plan.dtype), (*regimes, regimes[-1] + 1))
+    parts = (TOWER, RESAMPLER) if captures_resampler() else (TOWER,)
+    variants = [(part, rows) for rows in (*regimes, regimes[-1] + 2) for part in parts]
+    compile_ahead(partial(compile_rows, plan.config, plan.dtype, plan.device), variants)
 
 
-def _compile_rows(config: ErnieVisionConfig, dtype: torch.dtype, rows: int) -> None:
-    """One row regime of ``warm_up``, by a single block: all blocks run the same kernels."""
-    one_block = ErnieVisionConfig(**{**vars(config), "depth": 1})
-    with torch.device("cuda"), torch.no_grad():
-        encoder = ErnieVisionEncoder(one_block, backend="triton").to(dtype)
-        pixel_values = torch.zeros(rows, config.patch_width, dtype=dtype)
-        max_seqlens = (*attention.SEQLEN_BOUNDS, attention.SEQLEN_BOUNDS[-1] + 1)
-        for max_sequences, max_seqlen in product(attention.SEQUENCE_COUNTS, max_seqlens):
-            plan = plan_sequences([], max_sequences=max_sequences, max_seqlen_override=max_seqlen)
-            metadata = unpack_metadata(torch.from_numpy(plan.packed).cuda(), plan)
-            encoder.vision_tower(pixel_values, metadata, encoder._operators())
-        encoder.vision_tower.patch_embed(pixel_values.float(), metadata.num_rows, encoder._operators())
-    torch.cuda.synchronize()
+def compile_rows(config: ErnieVisionConfig, dtype: torch.dtype, device: torch.device, variant: tuple[str, int]) -> None:
+    """Warm up the tower or the resampler for a single row regime, that of ``rows``, in a process of its own.
+
+    By one block: all blocks run the same kernels.
+    """
+    part, rows = variant
+    warm_up.row_regimes = lambda _device: (rows - 1,)  # and warming up tries one more row than the last of them
+    with device:
+        encoder = ErnieVisionEncoder(replace(config, depth=1), backend="triton").to(dtype)
+    if part == TOWER:
+        encoder.warm_up()
+    else:
+        operators = choose_operators("triton", {RESAMPLER: "triton"})
+        warm_up.warm_up_resampler(encoder.resampler_model, operators.resampler)
+
+
+def captures_resampler() -> bool:
+    return RESAMPLER in inspect.signature(ErnieVisionEncoder.capture).parameters

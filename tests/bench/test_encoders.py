@@ -12,12 +12,16 @@ from torch._dynamo.utils import counters
 
 from bench.accuracy import Blocks, check_tokens
 from bench.bits import AGAIN, IN_A_GRAPH, PACKED, PADDED, compare_bits
+from bench.encoders import ours
 from bench.encoders.compiled import open_compiled
 from bench.encoders.encoder import Encoder, random_encoder, sharing
 from bench.encoders.ours import open_ours
 from bench.encoders.transformers import open_transformers
 from bench.plan import Plan, choose_plan, pixels
 from ernie_vit import ErnieVisionEncoder
+from ernie_vit.model import warm_up
+from ernie_vit.model.resampler import Resampler
+from ernie_vit.model.tower import VisionTower
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="a tiny encoder is compared, on the CPU"),
@@ -64,15 +68,15 @@ def test_sharing_copies_nothing(weights: ErnieVisionEncoder) -> None:
 
 
 def test_peers_pass_the_check(weights: ErnieVisionEncoder, exact: ErnieVisionEncoder, plan: Plan) -> None:
-    with open_ours(weights) as ours, open_transformers(weights) as transformers:
-        errors, missing = check_tokens([ours, transformers], exact, plain(weights), plan)
+    with open_ours(weights) as eager, open_transformers(weights) as transformers:
+        errors, missing = check_tokens([eager, transformers], exact, plain(weights), plan)
         assert missing == []
         assert {(entry.input, entry.provider) for entry in errors} == {
             (name, provider) for name in plan.checked for provider in ("plain PyTorch", "ours eager", "transformers")
         }
         assert all(0 < entry.error < 1e-5 for entry in errors)
         blocks = Blocks("2 x 64", exact, plan)
-        for encoder in (ours, transformers):
+        for encoder in (eager, transformers):
             found = list(blocks.errors(encoder))
             assert [entry.block for entry in found] == [0, 1, 2]
             assert all(0 < entry.error < 1e-5 for entry in found)
@@ -82,13 +86,25 @@ def test_compiled_blocks_serve_every_size(weights: ErnieVisionEncoder, exact: Er
     """And are compiled once for all of them, whatever the number of blocks."""
     counters.clear()
     with open_compiled(weights, backend="eager") as compiled:
-        graphs = []
+        graphs = counters["stats"]["unique_graphs"]
+        assert graphs > 0
         for sizes in ([(1, 4, 4)], [(1, 8, 8)] * 2, [(1, 6, 4)], [(4, 4, 4)], [(1, 10, 10), (1, 2, 2)], [(1, 4, 12)]):
             rows, grid = pixels(sizes, device="cpu", dtype=torch.float32), torch.tensor(sizes)
             assert relative_error(compiled(rows, grid), exact(rows.double(), grid)) < 1e-5
-            graphs.append(counters["stats"]["unique_graphs"])
-        assert graphs[0] > 0
-        assert graphs[1:] == graphs[1:2] * 5
+        assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("part", ["tower", "resampler"])
+def test_one_row_regime_is_warmed_up_alone(part: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    if part == "resampler" and not ours.captures_resampler():
+        pytest.skip("the resampler is not captured")
+    monkeypatch.setattr(warm_up, "row_regimes", warm_up.row_regimes)  # put back afterwards
+    met: list[int] = []
+    watched = VisionTower if part == "tower" else Resampler
+    monkeypatch.setattr(watched, "forward", lambda _module, rows, *_: met.append(len(rows)))
+    ours.compile_rows(plan.config, plan.dtype, plan.device, (part, 384))
+    assert set(met) == {383, 384}
 
 
 def test_a_wrong_peer_is_not_timed(weights: ErnieVisionEncoder, exact: ErnieVisionEncoder, plan: Plan) -> None:
