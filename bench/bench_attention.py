@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.attention_peers import PEERS, Adapter, Attention, Sequences
 from bench.ideal import attention_flops
 from bench.measure import Case, Inputs, Provider, Reference, Work
-from bench.sizes import DEVICE, DTYPE, FRAMES, HEAD_DIM, HEADS, HIDDEN
+from bench.sizes import DTYPE, FRAMES, HEAD_DIM, HEADS, HIDDEN, drawn
 from ernie_vit.kernels.attention import attention, attention_ref, attention_work_list
 
 LENGTHS = {str(rows): tuple(height * width for height, width in frames) for rows, frames in FRAMES.items()} | {
@@ -24,8 +24,7 @@ def make(rows: int) -> Callable[[int], Inputs]:
     """q, k and v as slices of one projection's output, as in the tower."""
 
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        q, k, v = torch.randn(rows, 3, HEADS, HEAD_DIM, device=DEVICE, dtype=DTYPE).unbind(1)
+        q, k, v = torch.randn(rows, 3, HEADS, HEAD_DIM, **drawn(seed)).unbind(1)
         return {"q": q, "k": k, "v": v}
 
     return inputs

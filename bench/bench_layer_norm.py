@@ -7,7 +7,7 @@ import torch
 
 from bench.compiled import compiled
 from bench.measure import Case, Inputs, Provider, Reference, Work
-from bench.sizes import DEVICE, DTYPE, FRAMES, HIDDEN, live
+from bench.sizes import FRAMES, HIDDEN, drawn, live
 from ernie_vit.kernels.layer_norm import layer_norm, layer_norm_ref
 
 EPS = 1e-6
@@ -20,8 +20,7 @@ def test_layer_norm(rows: int, run_case: Callable[[Case], None]) -> None:
     every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        like = {"device": DEVICE, "dtype": DTYPE}
+        like = drawn(seed)
         return {
             "x": torch.randn(rows, HIDDEN, **like) + 1,
             "weight": torch.randn(HIDDEN, **like),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from bench.compiled import compiled
 from bench.ideal import linear_flops
 from bench.measure import Case, Inputs, Provider, Reference, Work
-from bench.sizes import DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, PIXELS, live
+from bench.sizes import DTYPE, FRAMES, HIDDEN, INTERMEDIATE, PIXELS, drawn, live
 from ernie_vit.kernels.linear import linear, linear_ref
 from ernie_vit.kernels.patch_embed import patch_embed, patch_embed_ref
 
@@ -35,8 +35,7 @@ SHAPES = {
 
 def make(shape: Shape, rows: int) -> Callable[[int], Inputs]:
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        like = {"device": DEVICE, "dtype": DTYPE}
+        like = drawn(seed)
         return {
             "x": torch.randn(rows, shape.k, **like),
             "weight": torch.randn(shape.n, shape.k, **like) / shape.k**0.5,
@@ -85,9 +84,8 @@ def test_patch_embed(rows: int, run_case: Callable[[Case], None]) -> None:
     every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        weight = torch.randn(HIDDEN, PIXELS, device=DEVICE, dtype=DTYPE) / PIXELS**0.5
-        return {"pixel_values": torch.randn(rows, PIXELS, device=DEVICE), "weight": weight}
+        weight = torch.randn(HIDDEN, PIXELS, **drawn(seed)) / PIXELS**0.5
+        return {"pixel_values": torch.randn(rows, PIXELS, **drawn(seed, torch.float32)), "weight": weight}
 
     def work(live_rows: int) -> Work:
         moved = 4 * live_rows * PIXELS + 2 * HIDDEN * PIXELS + 2 * live_rows * HIDDEN

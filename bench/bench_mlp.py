@@ -8,7 +8,7 @@ import torch
 from bench.compiled import compiled
 from bench.ideal import linear_flops
 from bench.measure import Case, Inputs, Provider, Reference, Work
-from bench.sizes import DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, live
+from bench.sizes import FRAMES, HIDDEN, INTERMEDIATE, drawn, live
 from ernie_vit.kernels.mlp import mlp, mlp_ref
 
 compiled_mlp = compiled(mlp_ref, "x", "residual")
@@ -20,8 +20,7 @@ def test_mlp(rows: int, run_case: Callable[[Case], None]) -> None:
     every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        like = {"device": DEVICE, "dtype": DTYPE}
+        like = drawn(seed)
         return {
             "x": torch.randn(rows, HIDDEN, **like),
             "fc1_weight": torch.randn(INTERMEDIATE, HIDDEN, **like) / HIDDEN**0.5,

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.compiled import compiled
 from bench.ideal import linear_flops
 from bench.measure import Case, Inputs, Provider, Reference, Work
-from bench.sizes import DEVICE, DTYPE, FRAMES, HEAD_DIM, HEADS, HIDDEN, live
+from bench.sizes import DEVICE, FRAMES, HEAD_DIM, HEADS, HIDDEN, drawn, live
 from ernie_vit.kernels.linear import linear
 from ernie_vit.kernels.qkv_rotary import leaves_paired, natural_order, qkv_rotary, qkv_rotary_ref
 from ernie_vit.kernels.rotary import apply_rotary, apply_rotary_ref, rotary_table, rotary_table_ref, row_positions
@@ -28,8 +28,8 @@ def plan(rows: int) -> tuple[Tensor, Tensor]:
     return ends.int().to(DEVICE), torch.tensor(FRAMES[rows], dtype=torch.int32, device=DEVICE)
 
 
-def random_table(rows: int) -> Tensor:
-    angles = 6.3 * torch.rand(rows, HEAD_DIM // 2, device=DEVICE)
+def random_table(rows: int, seed: int) -> Tensor:
+    angles = 3 * torch.randn(rows, HEAD_DIM // 2, **drawn(seed, torch.float32))
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 
@@ -74,9 +74,8 @@ def test_rotation(rows: int, run_case: Callable[[Case], None]) -> None:
     every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        qkv = torch.randn(rows, 3, HEADS, HEAD_DIM, device=DEVICE, dtype=DTYPE)
-        return {"qkv": qkv, "table": random_table(rows)}
+        qkv = torch.randn(rows, 3, HEADS, HEAD_DIM, **drawn(seed))
+        return {"qkv": qkv, "table": random_table(rows, seed)}
 
     def work(live_rows: int) -> Work:
         return Work(6 * live_rows * HIDDEN, 2 * live_rows * 2 * HIDDEN * 2 + 4 * live_rows * HEAD_DIM)
@@ -115,13 +114,12 @@ def test_projection(rows: int, run_case: Callable[[Case], None]) -> None:
     every, eighth = live(rows), live(few)
 
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        like = {"device": DEVICE, "dtype": DTYPE}
+        like = drawn(seed)
         return {
             "x": torch.randn(rows, HIDDEN, **like),
             "weight": torch.randn(3 * HIDDEN, HIDDEN, **like) / HIDDEN**0.5,
             "bias": torch.randn(3 * HIDDEN, **like),
-            "table": random_table(rows),
+            "table": random_table(rows, seed),
         }
 
     def exact(i: Inputs) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bench.attention_peers import Adapter, Sequences
 from bench.ideal import attention_flops, linear_flops
 from bench.measure import Case, Inputs, Provider, Reference, Work
-from bench.sizes import DEPTH, DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, PIXELS
+from bench.sizes import DEPTH, DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, PIXELS, drawn
 from ernie_vit import ErnieVisionConfig, prepare_encoder_metadata
 from ernie_vit.model.operators import Operators, choose_operators
 from ernie_vit.model.tower import VisionTower
@@ -63,8 +63,7 @@ def test_tower(rows: int, attention_peers: Mapping[str, Adapter], run_case: Call
     metadata = prepare_encoder_metadata([(1, height, width) for height, width in frames], device=DEVICE)
 
     def inputs(seed: int) -> Inputs:
-        torch.manual_seed(seed)
-        return {"pixel_values": torch.randn(rows, PIXELS, device=DEVICE), "metadata": metadata}
+        return {"pixel_values": torch.randn(rows, PIXELS, **drawn(seed)), "metadata": metadata}
 
     torch_ops, triton_ops = choose_operators("torch"), choose_operators("triton")
     # float32 is a thousand times more exact than bf16; float64 would take minutes at the largest size

@@ -54,7 +54,9 @@ def findings(pytestconfig: pytest.Config) -> Findings:
 @pytest.fixture(scope="session")
 def attention_peers(findings: Findings) -> dict[str, Adapter]:
     """Attention's peers that this machine has, by name; the others are noted as missing."""
-    peers, why_not = available(quick=findings.quick or findings.only_compile)
+    if findings.only_compile:
+        return {}
+    peers, why_not = available(quick=findings.quick)
     for name, reason in why_not.items():
         findings.miss(name, reason)
     return peers

@@ -1,7 +1,8 @@
 """The one place that times: graph replays on cold inputs, interleaved providers, correctness before speed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
@@ -205,11 +206,23 @@ def check_provider(case: Case, provider: Provider, exact: Tensor, plain_error: f
     """
     first, second = case.make(0), case.make(0)
     provider.run(first).fill_(math.nan)  # and freed: the next result comes to lie there
-    out = provider.reference.part(provider.run(second))[: provider.live]
-    error = relative_error(out, exact)
+    with forbid_waiting():
+        out = provider.run(second)
+    error = relative_error(provider.reference.part(out)[: provider.live], exact)
     if not error <= ALLOWED_ERROR * plain_error:
         raise WrongResultError(f"wrong by value: relative error {error:.2e}, plain PyTorch's {plain_error:.2e}")
     return error
+
+
+@contextmanager
+def forbid_waiting() -> Iterator[None]:
+    """Make PyTorch raise where it would wait for the GPU: nothing that does can be captured."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def attempt(name: str, failures: dict[str, str], function: Callable[..., T], *arguments: Any) -> T | None:
@@ -259,14 +272,28 @@ def calls(case: Case) -> int:
 def capture(run: Callable[[Inputs], Tensor], inputs: Sequence[Inputs], calls: int) -> torch.cuda.CUDAGraph:
     """A graph of ``calls`` calls on the inputs in turn, replayed once."""
     run(inputs[0])  # what is loaded, compiled or planned by a first call
-    graph = torch.cuda.CUDAGraph()
-    # the outer context: a capture that fails leaves its own stream the current one
-    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-        for call in range(calls):
-            run(inputs[call % len(inputs)])
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    try:
+        # the outer context: a capture that fails leaves its own stream the current one
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
+            for call in range(calls):
+                run(inputs[call % len(inputs)])
+    except Exception:
+        end_failed_capture(graph, pool)
+        raise
     graph.replay()
     torch.cuda.synchronize()
     return graph
+
+
+def end_failed_capture(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+    """Tell PyTorch's allocator that a capture is over: before 2.12 it is not told, and no other capture can start."""
+    _failed_graphs.append(graph)
+    with suppress(RuntimeError):  # it knows
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+
+
+_failed_graphs: list[torch.cuda.CUDAGraph] = []  # kept, since the allocator of pinned memory may still ask them
 
 
 def timed(graphs: Mapping[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, float]:

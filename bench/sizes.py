@@ -1,5 +1,7 @@
 """The inputs that every benchmark uses: frames of images, in patches of 14 pixels."""
 
+from typing import Any
+
 import torch
 
 # rows -> frames (height, width): square images of 224, 336 and 504 pixels, then 672 x 504, 1036 x 756, 1344 x 1008,
@@ -23,3 +25,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a CPU: 
 def live(rows: int) -> torch.Tensor:
     """A count of live rows, as the kernels read it from the device."""
     return torch.tensor([rows], dtype=torch.int32, device=DEVICE)
+
+
+def drawn(seed: int, dtype: torch.dtype = DTYPE) -> dict[str, Any]:
+    """Arguments of ``torch.randn`` for a kernel's inputs.
+
+    The generator is not PyTorch's own, which a capture that fails leaves unusable.
+    """
+    return {"device": DEVICE, "dtype": dtype, "generator": torch.Generator(DEVICE).manual_seed(seed)}

@@ -7,6 +7,7 @@ process of its own, since it replaces the kernels by their references.
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import pytest
@@ -58,6 +59,7 @@ def pretend_gpu() -> None:
     measure.capture, measure.timed = capture, timed
     measure.ceilings = lambda: CEILINGS
     measure.cache_bytes = lambda: 2**20
+    measure.forbid_waiting = nullcontext
     measure.why_not_measured = kernels.why_not_measured = lambda: None
     ideal.multiprocessors = lambda _: MULTIPROCESSORS
     torch.cuda.synchronize = lambda: None
