@@ -101,7 +101,7 @@ def measure_mix(encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> tu
     samples = [Samples() for _ in able]
     orders = balanced_orders(len(able))
     for turn in range(plan.mix_passes):
-        for call, sizes in enumerate(tqdm(plan.mix, desc=f"{MIX}, pass {turn + 1}", leave=False)):
+        for call, sizes in enumerate(tqdm(plan.mix, desc=f"{MIX}, pass {turn + 1}", leave=False, disable=None)):
             rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
             for place in orders[(call + turn) % len(orders)] if able else ():
                 samples[place].take(able[place], rows, grid, sensors)
@@ -181,4 +181,5 @@ def new_sizes(patches: int, plan: Plan) -> list[Sizes]:
     known = {tuple(size) for sizes in (*plan.inputs.values(), *plan.mix, plan.images, plan.live) for size in sizes}
     sides = range(2, patches, 2)
     found = [(1, h, w) for h in sides for w in sides if 0.75 * patches <= h * w <= 1.25 * patches]
-    return [[size] for size in found if size not in known][:HOST_CALLS]
+    squarest = sorted(found, key=lambda size: abs(size[1] - size[2]))
+    return [[size] for size in squarest if size not in known][:HOST_CALLS]

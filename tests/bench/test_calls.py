@@ -1,6 +1,5 @@
 """Whole calls, host times and padding curves, of stand-ins whose times and orders are known."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,13 +28,31 @@ def stand_in(name: str, run: Callable[[Tensor, Tensor], Any], *, videos: bool = 
     return Encoder(name, name, run, videos=videos)
 
 
-def test_times_are_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(calls, "time", clock)
+    return clock
+
+
+def test_times_are_of_the_calls(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that works on after the call has returned: host and whole time are told apart."""
-    monkeypatch.setattr(calls, "synchronize", lambda: time.sleep(0.02))
-    encoder = stand_in("slow", lambda *_: time.sleep(0.01))
-    host, total = calls.time_call(encoder.run, torch.empty(0), torch.empty(0))
-    assert 10 <= host < 20
-    assert 30 <= total < 60
+    monkeypatch.setattr(calls, "synchronize", lambda: clock.advance(0.02))
+    host, total = calls.time_call(lambda *_: clock.advance(0.01), torch.empty(0), torch.empty(0))
+    assert (host, total) == (pytest.approx(10), pytest.approx(30))
 
 
 def test_figures_follow_from_the_samples(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,16 +80,18 @@ def test_providers_take_turns_in_changing_orders(plan: Plan) -> None:
     assert {turn[index + 1] for turn in rounds for index in range(3) if turn[index] == "a"} == set("bcd")
 
 
-def test_an_input_gets_no_more_time_than_planned(plan: Plan) -> None:
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, calls.LEAST_ROUNDS), (20.5, 21), (1e9, 99)])
+def test_an_input_gets_no_more_time_than_planned(plan: Plan, clock: Clock, seconds: float, rounds: int) -> None:
     called = 0
 
     def run(*_: Tensor) -> None:
         nonlocal called
         called += 1
+        clock.advance(1.0)
 
-    plan = replace(plan, rounds=99, seconds=0)
+    plan = replace(plan, rounds=99, seconds=seconds)
     calls.measure_input("16", plan.inputs["16"], [stand_in("a", run)], plan, Sensors())
-    assert called == calls.WARM_UPS + calls.LEAST_ROUNDS
+    assert called == calls.WARM_UPS + rounds
 
 
 def test_who_takes_no_videos_is_left_out_of_them(plan: Plan) -> None:
@@ -103,19 +122,18 @@ def test_the_mix_is_of_calls_met_once(plan: Plan, monkeypatch: pytest.MonkeyPatc
     assert call.images_per_second == pytest.approx(call.images * 1e3 * plan.mix_passes / sum(samples))
 
 
-def test_host_times_of_known_and_of_new_sizes(plan: Plan) -> None:
+def test_host_times_of_known_and_of_new_sizes(plan: Plan, clock: Clock) -> None:
     seen: set[tuple[int, ...]] = set()
 
     def run(_rows: Tensor, grid: Tensor) -> None:
         size = tuple(grid[0].tolist())
-        if size not in seen:
-            time.sleep(2e-3)
+        clock.advance(1e-3 if size in seen else 3e-3)
         seen.add(size)
 
     plan = replace(plan, inputs=INPUTS, mix=MIX)
     known, new = calls.measure_host(stand_in("a", run), plan)
     assert (known.met_before, new.met_before) == (True, False)
-    assert known.microseconds < 1000 < 2000 <= new.microseconds
+    assert (known.microseconds, new.microseconds) == (pytest.approx(1000), pytest.approx(3000))
 
 
 def test_new_sizes_are_new_and_alike() -> None:
