@@ -17,10 +17,10 @@ from ernie_vit.graph.stats import GraphStats
 from ernie_vit.kernels.dispatch import why_not_triton
 from ernie_vit.model.config import ErnieVisionConfig
 from ernie_vit.model.metadata import EncoderMetadata, Grid, item_sizes, prepare_encoder_metadata, tokens_per_item
-from ernie_vit.model.operators import Backend, Operators, choose_operators
+from ernie_vit.model.operators import TOWER_STAGES, Backend, Operators, choose_operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
-from ernie_vit.model.warm_up import warm_up
+from ernie_vit.model.warm_up import warm_up, warm_up_resampler
 
 if TYPE_CHECKING:
     from ernie_vit.model.images import ImageLike
@@ -59,9 +59,9 @@ class ErnieVisionEncoder(nn.Module):
 
     Args:
         config: sizes; default: the model's own.
-        backend: "triton", "torch", or "auto": Triton on a GPU that its kernels run on, else PyTorch.
+        backend: of the tower: "triton", "torch", or "auto": Triton on a GPU that its kernels run on, else PyTorch.
         stages: for single stages of the tower ("attention", "rotary", "mlp", "norm", "linear") another backend than the
-            rest, to find a fault by halves.
+            rest, to find a fault by halves; "resampler", which is plain PyTorch otherwise, can be taken from Triton.
     """
 
     def __init__(
@@ -228,8 +228,11 @@ class ErnieVisionEncoder(nn.Module):
             raise ValueError(
                 f"metadata: expected tensors on the encoder's {self.device}, got {metadata.cu_seqlens.device}"
             )
-        hidden_states = self.vision_tower(pixel_values, metadata, self._operators())
-        tokens: Tensor = self.resampler_model(hidden_states, metadata.temporal_rows)
+        ops = self._operators()
+        hidden_states = self.vision_tower(pixel_values, metadata, ops)
+        tokens: Tensor = self.resampler_model(
+            hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler
+        )
         return tokens
 
     def encode(
@@ -278,11 +281,15 @@ class ErnieVisionEncoder(nn.Module):
         Without it each variant compiles at its first use, which takes seconds. Capturing warms up by itself.
         """
         if self.backend == "triton":
-            warm_up(self.vision_tower, self._operators())
+            ops, stages = self._operators(), self._current_stages()
+            warm_up(self.vision_tower, ops)
+            if stages.get("resampler") == "triton":
+                warm_up_resampler(self.resampler_model, ops.resampler)
 
     def capture(
         self,
         *,
+        resampler: bool = False,
         max_tokens: int | None = None,
         max_sequences: int | None = None,
         capacities: Sequence[Capacity | tuple[int, int]] | None = None,
@@ -295,10 +302,15 @@ class ErnieVisionEncoder(nn.Module):
         between frames; a frame that none holds runs eagerly, and so does a call that cannot be replayed (training mode,
         autocast, moved weights); see :meth:`graph_stats`. What it will cost and what it took is logged at level INFO.
 
-        The resampler runs eagerly behind the graph, on the live rows: its launches hide behind the tower, and cuBLAS
-        may round differently for the rows of a capacity.
+        The resampler runs eagerly behind the graph, on the live rows, in PyTorch: cuBLAS may round differently for the
+        rows of a capacity. With ``resampler=True`` it is computed by the kernels instead, in the graph: less work for
+        the host, and an item has the same bits alone, packed with others and in any graph, tower and resampler. They
+        are other bits than PyTorch's resampler gives, so every later call, replayed or eager, takes the kernels'
+        resampler, until :meth:`release` or another capture. A call that takes several graphs is resampled by them
+        eagerly.
 
         Args:
+            resampler: capture the resampler too.
             max_tokens: image tokens (4 patches each) of the largest graph; default: the largest image that the image
                 processor makes, 6,177, or less if that would take more than half of the free memory.
             max_sequences: images and video frames of each graph; default: its rows / 256, at least 8.
@@ -306,19 +318,22 @@ class ErnieVisionEncoder(nn.Module):
             lazy: capture each graph when a call first needs it. In that order they share less memory.
 
         Raises:
-            ValueError: a limit or capacity is impossible (it is named), or Triton does not compute all of the tower.
+            ValueError: a limit or capacity is impossible (it is named), or Triton does not compute what is captured.
             torch.OutOfMemoryError: there is not enough memory; everything is given back, a smaller capture may follow.
         """
-        if self.backend != "triton" or "torch" in self._stages.values():
+        captured = (*TOWER_STAGES, "resampler") if resampler else TOWER_STAGES
+        if self.backend != "triton" or any(self._stages.get(stage) == "torch" for stage in captured):
             raise ValueError(
-                f"capture: expected every stage of the tower on the triton backend, got backend={self.backend!r} "
+                f"capture: expected every captured stage on the triton backend, got backend={self.backend!r} "
                 f"({self.backend_reason}), stages={self._stages}"
             )
         self.release()
+        stages: dict[str, Backend] = {**self._stages, "resampler": "triton"} if resampler else self._stages
         self._graphs = capture_graphs(
             self.vision_tower,
             self.resampler_model,
-            self._operators(),
+            choose_operators("triton", stages),
+            capture_resampler=resampler,
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             capacities=capacities,
@@ -348,7 +363,13 @@ class ErnieVisionEncoder(nn.Module):
         return {**self.__dict__, "_graphs": None}
 
     def _operators(self) -> Operators:
-        return choose_operators(self.backend, self._stages)
+        return choose_operators(self.backend, self._current_stages())
+
+    def _current_stages(self) -> dict[str, Backend]:
+        """Stages that differ from the backend; graphs with a resampler also have eager calls compute it as they do."""
+        if self._graphs is not None and self._graphs.captures_resampler and self.backend == "triton":
+            return {**self._stages, "resampler": "triton"}
+        return self._stages
 
     def _check_pixels(self, pixel_values: Tensor, num_patches: int) -> None:
         if not pixel_values.is_floating_point():

@@ -212,7 +212,7 @@ def split_frames(grid_thw: Grid) -> np.ndarray[Any, np.dtype[np.int64]]:
 class _OwnRows(nn.Module):
     """Stands in the resampler's place behind the graphs: the host resamples, and gets rows that are its own."""
 
-    def forward(self, hidden_states: Tensor, temporal_rows: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, hidden_states: Tensor, *_: Any) -> Tensor:
         return hidden_states.clone()
 
 

@@ -175,7 +175,8 @@ class OurTowerInVllmGraphs(OurTower):
             num_rows=values["num_rows"],
             cu_seqlens=cu_seqlens,
             frame_sizes=values["frame_sizes"],
-            temporal_rows=cu_seqlens.new_empty(2, 0),  # the resampler's, which is vLLM's
+            temporal_rows=cu_seqlens.new_empty(0, 2),  # the resampler's, which is vLLM's
+            live_counts=cu_seqlens.new_empty(0),  # too
             max_seqlen=pixel_values.shape[0],
             cu_seqlens_host=cu_seqlens,  # read on a CPU only, where it is the same memory
             grid_thw=(),

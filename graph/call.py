@@ -12,7 +12,7 @@ from ernie_vit.model.metadata import EncoderPlan, Sizes, plan_sequences
 class CallPlan:
     """Attributes:
     chunks: the call's frames, cut; none without frames.
-    plans: for each chunk, what its graph or the eager tower is told.
+    plans: for each chunk, what its graph or the eager tower is told. A cut call's tokens are nobody's business there.
     whole: the call in one piece, for the tokens; the only chunk's own plan where a graph holds it all.
     """
 
@@ -41,5 +41,5 @@ def plan_call(sizes: Sizes, capacities: tuple[Capacity, ...]) -> CallPlan:
     if len(chunks) == 1 and chunks[0].capacity is not None:
         whole = plan_frames(sizes, chunks[0].capacity)
         return CallPlan(chunks, (whole,), whole)
-    plans = tuple(plan_frames(frames[chunk.first : chunk.end], chunk.capacity) for chunk in chunks)
+    plans = tuple(plan_frames(frames[chunk.first : chunk.end], chunk.capacity).without_tokens() for chunk in chunks)
     return CallPlan(chunks, plans, plan_sequences(sizes))

@@ -1,4 +1,4 @@
-"""Capturing an encoder's tower: how many graphs, what they cost, and whether there is room."""
+"""Capturing an encoder: how many graphs, what they cost, and whether there is room."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.model.operators import Operators
 from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
-from ernie_vit.model.warm_up import row_regimes
+from ernie_vit.model.warm_up import row_regimes, warm_up_resampler
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,17 @@ def capture_graphs(
     resampler: Resampler,
     ops: Operators,
     *,
+    capture_resampler: bool = False,
     max_tokens: int | None = None,
     max_sequences: int | None = None,
     capacities: Sequence[Capacity | tuple[int, int]] | None = None,
     lazy: bool = False,
     progress: Callable[[Iterable[Capacity]], Iterable[Capacity]] = iter,
 ) -> GraphRunner:
-    """Capture ``tower`` at each capacity; arguments and errors as :meth:`ErnieVisionEncoder.capture`."""
+    """Capture ``tower`` at each capacity, with ``capture_resampler`` the resampler behind it.
+
+    Other arguments and errors as :meth:`ErnieVisionEncoder.capture`.
+    """
     weight = tower.patch_embed.proj.weight
     device = weight.device
     if device.type != "cuda":
@@ -48,6 +52,8 @@ def capture_graphs(
     else:
         chosen = check_capacities(capacities)
 
+    if capture_resampler:
+        warm_up_resampler(resampler, ops.resampler)  # also for cut calls, which resample as many rows as they have
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0]
     if capacities is None and max_tokens is None:
@@ -63,7 +69,14 @@ def capture_graphs(
     started = time.perf_counter()
     try:
         runner = GraphRunner(
-            tower, resampler, ops, chosen, record=CudaGraphRecorder(device), lazy=lazy, progress=progress
+            tower,
+            resampler,
+            ops,
+            chosen,
+            record=CudaGraphRecorder(device),
+            capture_resampler=capture_resampler,
+            lazy=lazy,
+            progress=progress,
         )
     except torch.OutOfMemoryError as error:
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass that failed

@@ -23,7 +23,7 @@ class GraphInputs:
         capacity: rows and sequences.
         pixel_values: ``[rows, patch_width]`` at the weights' dtype; rows past the live ones may hold anything.
         packed: int32, the plan.
-        metadata: views of ``packed`` for the tower: the counts and offsets are data, their shapes the capacity's.
+        metadata: views of ``packed`` for tower and resampler: counts and offsets are data, shapes the capacity's.
     """
 
     capacity: Capacity
@@ -64,8 +64,8 @@ class GraphInputs:
         self.pixel_values[: plan.num_patches].copy_(pixel_values, non_blocking=True)
 
     def temporal_rows(self, plan: EncoderPlan) -> Tensor:
-        """The tokens' merge windows of the plan filled in last, for the resampler."""
-        return unpack_metadata(self.packed, plan).temporal_rows
+        """The tokens' merge windows of the plan filled in last, for a resampler behind the graph."""
+        return self.metadata.temporal_rows[: plan.num_tokens]
 
 
 def allocate_inputs(

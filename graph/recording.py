@@ -8,16 +8,17 @@ from torch import Tensor
 
 
 class Recording(Protocol):
-    """A recorded forward pass: ``replay()`` computes ``output`` again from what the input buffers hold then."""
+    """A recorded forward pass: ``replay()`` computes ``outputs`` again from what the input buffers hold then."""
 
-    output: Tensor
+    outputs: tuple[Tensor, ...]
 
     def replay(self) -> None: ...
 
     def release(self) -> None: ...
 
 
-Recorder = Callable[[Callable[[], Tensor]], Recording]
+Forward = Callable[[], tuple[Tensor, ...]]
+Recorder = Callable[[Forward], Recording]
 
 
 class CudaGraphRecorder:
@@ -33,7 +34,7 @@ class CudaGraphRecorder:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream()
 
-    def __call__(self, forward: Callable[[], Tensor]) -> Recording:
+    def __call__(self, forward: Forward) -> Recording:
         # entered here as well: a capture that fails leaves its own stream behind as the current one
         with torch.cuda.device(self._device):
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -43,12 +44,12 @@ class CudaGraphRecorder:
 
 
 class _CudaGraph:
-    def __init__(self, forward: Callable[[], Tensor], pool: Any, stream: torch.cuda.Stream) -> None:
+    def __init__(self, forward: Forward, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph = torch.cuda.CUDAGraph()
         try:
             # thread_local: another thread's allocations and copies neither fail nor end up in the graph
             with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self.output = forward()
+                self.outputs = forward()
         except BaseException:
             self._graph.reset()
             raise
@@ -57,5 +58,5 @@ class _CudaGraph:
         self._graph.replay()
 
     def release(self) -> None:
-        del self.output
+        del self.outputs
         self._graph.reset()

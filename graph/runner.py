@@ -1,7 +1,9 @@
 """Replays the tower from captured graphs, whatever the call holds.
 
-A call is a plan in numpy, a pinned copy of it, a copy of the pixel rows and a launch, for each graph that it takes; the
-resampler follows eagerly on the live rows. Nothing is read back from the device.
+A call is a plan in numpy, a pinned copy of it, a copy of the pixel rows and a launch, for each graph that it takes. The
+resampler follows eagerly on the live rows, or is part of the graphs; then the tokens of a call that one graph holds are
+copied out, and a cut call's frames are resampled together, eagerly by the same kernels. Nothing is read back from the
+device.
 """
 
 import logging
@@ -36,10 +38,11 @@ class GraphRunner:
 
     Args:
         tower: replayed; its weights must stay where they are, in-place changes take effect.
-        resampler: runs eagerly behind it.
+        resampler: runs behind it.
         ops: what is captured, and what computes the frames that no graph holds.
         capacities: ascending.
         record: how a forward pass is recorded.
+        capture_resampler: whether the resampler is replayed too, as the tower; its operators must stop at live rows.
         lazy: record a capacity when a call first needs it, not now.
         progress: wraps the capacities while they are recorded, as ``tqdm`` does.
     """
@@ -52,15 +55,18 @@ class GraphRunner:
         capacities: Sequence[Capacity],
         *,
         record: Recorder,
+        capture_resampler: bool = False,
         lazy: bool = False,
         progress: Callable[[Iterable[Capacity]], Iterable[Capacity]] = iter,
     ) -> None:
         self._tower, self._resampler, self._ops, self._record = tower, resampler, ops, record
         self.capacities = tuple(capacities)
+        self.captures_resampler = capture_resampler
         self.stats = GraphStats()
         weight = tower.patch_embed.proj.weight
         self._device, self._dtype = weight.device, weight.dtype
-        self._weights = WeightWatch(tower, resampler)
+        parts = [tower, resampler]
+        self._weights = WeightWatch(parts, []) if capture_resampler else WeightWatch(parts[:1], parts[1:])
         self._lock = threading.Lock()
         self._last_use = torch.cuda.Event() if self._device.type == "cuda" else None
         self._inputs: dict[Capacity, GraphInputs] = {}
@@ -129,9 +135,7 @@ class GraphRunner:
     def _drop_if_moved(self) -> bool:
         moved = self._released is None and self._weights.moved()
         if moved:
-            logger.warning(
-                "ernie-vit: the tower's weights have moved; its graphs are dropped, capture() makes new ones"
-            )
+            logger.warning("ernie-vit: captured weights have moved; their graphs are dropped, capture() makes new ones")
             self._release(WEIGHTS_MOVED)
         return moved
 
@@ -140,14 +144,17 @@ class GraphRunner:
             torch.cuda.current_stream().wait_event(self._last_use)
         try:
             if call.capacity is not None:
-                # the tokens' rows travel with the plan, the hidden rows stay where they are
                 inputs = self._inputs[call.capacity]
-                hidden_states = self._replay(pixel_values, call.whole, inputs)
-                temporal_rows = inputs.temporal_rows(call.whole)
+                hidden_states, *captured = self._replay(pixel_values, call.whole, inputs)
+                if captured:
+                    return captured[0].narrow_copy(0, 0, call.whole.num_tokens)
+                # the tokens' rows travel with the plan, the hidden rows stay where they are
+                hidden_states, temporal_rows = hidden_states[: call.whole.num_patches], inputs.temporal_rows(call.whole)
+                live_counts = inputs.metadata.live_counts
             else:
-                hidden_states = self._gather(pixel_values, call)
-                temporal_rows = self._to_device(call.whole).temporal_rows
-            tokens: Tensor = self._resampler(hidden_states, temporal_rows)
+                hidden_states, metadata = self._gather(pixel_values, call), self._to_device(call.whole)
+                temporal_rows, live_counts = metadata.temporal_rows, metadata.live_counts
+            tokens: Tensor = self._resampler(hidden_states, temporal_rows, live_counts, self._ops.resampler)
             return tokens
         finally:
             self._mark_use()
@@ -162,16 +169,26 @@ class GraphRunner:
             if chunk.capacity is None:
                 hidden_states[rows] = self._tower(pixel_values[rows], self._to_device(plan), self._ops)
             else:
-                hidden_states[rows] = self._replay(pixel_values[rows], plan, self._inputs[chunk.capacity])
+                replayed = self._replay(pixel_values[rows], plan, self._inputs[chunk.capacity])
+                hidden_states[rows] = replayed[0][: chunk.rows]
         return hidden_states
 
-    def _replay(self, pixel_values: Tensor, plan: EncoderPlan, inputs: GraphInputs) -> Tensor:
-        """The live hidden rows, a view of the graph's output that the next replay of any graph overwrites."""
+    def _replay(self, pixel_values: Tensor, plan: EncoderPlan, inputs: GraphInputs) -> tuple[Tensor, ...]:
+        """The graph's outputs, which the next replay of any graph overwrites; past the live rows they are undefined."""
         recording = self._recording(inputs.capacity)
         assert self._staging is not None  # released together with the inputs
         inputs.fill(pixel_values, plan, self._staging)
         recording.replay()
-        return recording.output[: plan.num_patches]
+        return recording.outputs
+
+    def _forward(self, inputs: GraphInputs) -> tuple[Tensor, ...]:
+        """What a graph holds: hidden rows, and behind them the tokens if it has the resampler."""
+        metadata, ops = inputs.metadata, self._ops
+        hidden_states: Tensor = self._tower(inputs.pixel_values, metadata, ops)
+        if not self.captures_resampler:
+            return (hidden_states,)
+        tokens = self._resampler(hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler)
+        return hidden_states, tokens
 
     def _allocate(self) -> None:
         # outside of inference mode: else calls outside of it could not write to the buffers
@@ -185,9 +202,7 @@ class GraphRunner:
             inputs = self._inputs[capacity]
             with torch.inference_mode(False), torch.no_grad(), self._metered():
                 inputs.clear()
-                self._recordings[capacity] = self._record(
-                    lambda: self._tower(inputs.pixel_values, inputs.metadata, self._ops)
-                )
+                self._recordings[capacity] = self._record(lambda: self._forward(inputs))
         return self._recordings[capacity]
 
     def _release(self, reason: str = "graphs released") -> None:
@@ -211,7 +226,9 @@ class GraphRunner:
         return unpack_metadata(packed.to(self._device, non_blocking=True), plan)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        if self._device.type != "cuda" or torch.cuda.current_device() == self._device.index:
+            return nullcontext()
+        return torch.cuda.device(self._device)
 
     @contextmanager
     def _metered(self) -> Iterator[None]:

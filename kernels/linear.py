@@ -31,7 +31,7 @@ def linear(
         x: ``[rows, K]``, bf16, fp16 or fp32; the stride between rows is free.
         weight: ``[N, K]``, dtype of ``x``; the stride between rows is free.
         bias: ``[N]``, dtype of ``x``, or None.
-        activation: ``"quick_gelu"`` (``x * sigmoid(1.702 x)``), ``"gelu"`` (``x * (1 + erf(x / sqrt(2))) / 2``) or None.
+        activation: ``"quick_gelu"`` (``x * sigmoid(1.702 x)``), ``"gelu"`` (exact, by the error function) or None.
         residual: ``[rows, N]``, dtype of ``x``, added last; the stride between rows is free.
         num_rows: int32 ``[1]``, how many rows are live; None: all. Rows past it are not written and reach no live
             row.

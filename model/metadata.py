@@ -8,7 +8,7 @@ sequence of ``h * w`` rows. Its rows come merge window by merge window: 2x2 wind
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ class EncoderPlan:
     """The metadata on the host: one int32 array to copy, and the numbers that the host itself needs.
 
     Attributes:
-        packed: int32, one part behind the other, each aligned: the count of live rows ``[1]``,
-            ``cu_seqlens [max_sequences + 1]``, ``frame_sizes [max_sequences, 2]``, ``temporal_rows [2, num_tokens]``.
+        packed: int32, one part behind the other, each aligned: the live counts ``[4]`` (patches and the resampler's),
+            ``cu_seqlens [max_sequences + 1]``, ``frame_sizes [max_sequences, 2]``, ``temporal_rows [num_tokens, 2]``.
         max_sequences: the static number of sequences; those past the call's frames are empty.
         max_seqlen: upper bound of a sequence's rows.
         num_frames: the call's sequences.
@@ -46,6 +46,12 @@ class EncoderPlan:
     num_tokens: int
     grid_thw: Sizes
 
+    def without_tokens(self) -> "EncoderPlan":
+        """The same rows, of which no token is made: for a resampler that reads these counts nothing is live."""
+        packed = self.packed[: packed_size(self.max_sequences, 0)].copy()
+        packed[1:_ALIGN] = 0
+        return replace(self, packed=packed, num_tokens=0)
+
 
 @dataclass(frozen=True)
 class EncoderMetadata:
@@ -55,8 +61,10 @@ class EncoderMetadata:
         num_rows: int32 ``[1]``, the live rows, for the kernels.
         cu_seqlens: int32 ``[max_sequences + 1]``, the sequences' offsets, padded by repeating the last value.
         frame_sizes: int32 ``[max_sequences, 2]``, height and width of each sequence in patches, zero in the padding.
-        temporal_rows: int32 ``[2, num_tokens]``, for each token the merge windows of its even and its odd frame
+        temporal_rows: int32 ``[num_tokens, 2]``, for each token the merge windows of its even and its odd frame
             (an image's one frame twice).
+        live_counts: int32 ``[3]``, the live merge windows, twice the live tokens, and the live tokens, for the
+            resampler's kernels.
         max_seqlen: upper bound of a sequence's rows, on the host. It may size a launch, never decide a result.
         cu_seqlens_host: the same offsets on the CPU without padding, for PyTorch's attention.
         grid_thw: frames, height and width of each image or video, in the order of the call.
@@ -66,6 +74,7 @@ class EncoderMetadata:
     cu_seqlens: Tensor
     frame_sizes: Tensor
     temporal_rows: Tensor
+    live_counts: Tensor
     max_seqlen: int
     cu_seqlens_host: Tensor
     grid_thw: Sizes
@@ -77,7 +86,7 @@ class EncoderMetadata:
 
     @property
     def num_tokens(self) -> int:
-        return self.temporal_rows.shape[1]
+        return self.temporal_rows.shape[0]
 
 
 def item_sizes(grid_thw: Grid) -> Sizes:
@@ -128,14 +137,14 @@ def plan_sequences(
     num_tokens = int((np.maximum(frames // 2, 1) * tokens_per_frame).sum())
     offsets = _packed_offsets(max_sequences, num_tokens)
     packed = np.zeros(offsets.end, np.int32)
-    packed[0] = num_patches
+    packed[:_ALIGN] = num_patches, num_patches // 4, 2 * num_tokens, num_tokens
     cu_seqlens = packed[offsets.cu_seqlens : offsets.cu_seqlens + max_sequences + 1]
     np.cumsum(lengths, out=cu_seqlens[1 : len(lengths) + 1])
     cu_seqlens[len(lengths) + 1 :] = num_patches
     frame_sizes = packed[offsets.frame_sizes : offsets.frame_sizes + 2 * len(lengths)]
     frame_sizes[:] = np.repeat(grid[:, 1:], frames, axis=0).ravel()
     _fill_temporal_rows(
-        packed[offsets.temporal_rows : offsets.temporal_rows + 2 * num_tokens].reshape(2, num_tokens),
+        packed[offsets.temporal_rows : offsets.temporal_rows + 2 * num_tokens].reshape(num_tokens, 2),
         frames,
         tokens_per_frame,
     )
@@ -161,7 +170,7 @@ class _PackedOffsets:
 
 
 def _packed_offsets(max_sequences: int, num_tokens: int) -> _PackedOffsets:
-    cu_seqlens = _ALIGN  # the count of live rows stands alone in front
+    cu_seqlens = _ALIGN  # four counts stand in front
     frame_sizes = cu_seqlens + _round_up(max_sequences + 1)
     temporal_rows = frame_sizes + _round_up(2 * max_sequences)
     return _PackedOffsets(cu_seqlens, frame_sizes, temporal_rows, temporal_rows + 2 * num_tokens)
@@ -173,14 +182,15 @@ def packed_size(max_sequences: int, num_tokens: int) -> int:
 
 
 def unpack_metadata(packed: Tensor, plan: EncoderPlan) -> EncoderMetadata:
-    """The metadata as views of ``packed``, a device copy of ``plan.packed`` (a static buffer may be longer)."""
+    """The metadata as views of ``packed``: a device copy of ``plan.packed``, or a buffer with room for more tokens."""
     offsets = _packed_offsets(plan.max_sequences, plan.num_tokens)
     host = torch.from_numpy(plan.packed)
     return EncoderMetadata(
         num_rows=packed[:1],
         cu_seqlens=packed[offsets.cu_seqlens : offsets.cu_seqlens + plan.max_sequences + 1],
         frame_sizes=packed[offsets.frame_sizes : offsets.frame_sizes + 2 * plan.max_sequences].view(-1, 2),
-        temporal_rows=packed[offsets.temporal_rows : offsets.end].view(2, plan.num_tokens),
+        temporal_rows=packed[offsets.temporal_rows :].view(-1, 2),
+        live_counts=packed[1:_ALIGN],
         max_seqlen=plan.max_seqlen,
         cu_seqlens_host=host[offsets.cu_seqlens : offsets.cu_seqlens + plan.num_frames + 1],
         grid_thw=plan.grid_thw,
@@ -230,9 +240,9 @@ def _fill_temporal_rows(
     frame_tokens = np.repeat(tokens_per_frame, frames)
     frame_start = np.cumsum(frame_tokens) - frame_tokens
     pair_tokens = np.repeat(tokens_per_frame, pairs)
-    inside = np.arange(temporal_rows.shape[1]) - np.repeat(np.cumsum(pair_tokens) - pair_tokens, pair_tokens)
-    for row, frame in zip(temporal_rows, (even_frame, odd_frame), strict=True):
-        row[:] = np.repeat(frame_start[frame], pair_tokens) + inside
+    inside = np.arange(len(temporal_rows)) - np.repeat(np.cumsum(pair_tokens) - pair_tokens, pair_tokens)
+    for column, frame in zip(temporal_rows.T, (even_frame, odd_frame), strict=True):
+        column[:] = np.repeat(frame_start[frame], pair_tokens) + inside
 
 
 def _item_size(item: int, row: Sequence[int]) -> tuple[int, int, int]:

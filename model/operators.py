@@ -1,6 +1,6 @@
-"""Which function computes each stage of the tower: the Triton kernels or their plain PyTorch references.
+"""Which function computes each stage of the encoder: the Triton kernels or their plain PyTorch references.
 
-Both have the same signatures, so the tower is written once.
+Both have the same signatures, so tower and resampler are written once.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,11 +16,22 @@ from ernie_vit.kernels.linear import linear, linear_ref
 from ernie_vit.kernels.mlp import mlp, mlp_ref
 from ernie_vit.kernels.patch_embed import patch_embed, patch_embed_ref
 from ernie_vit.kernels.qkv_rotary import qkv_rotary, qkv_rotary_ref
+from ernie_vit.kernels.rms_norm import rms_norm, rms_norm_ref
 from ernie_vit.kernels.rotary import apply_rotary, apply_rotary_ref, rotary_table, rotary_table_ref
 from ernie_vit.model.metadata import EncoderMetadata
 
 Backend = Literal["triton", "torch"]
-STAGES = ("attention", "rotary", "mlp", "norm", "linear")
+TOWER_STAGES = ("attention", "rotary", "mlp", "norm", "linear")
+STAGES = (*TOWER_STAGES, "resampler")
+
+
+@dataclass(frozen=True)
+class ResamplerOperators:
+    """The functions of the resampler."""
+
+    linear: Callable[..., Tensor]
+    layer_norm: Callable[..., Tensor]
+    rms_norm: Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,13 +46,20 @@ class Operators:
     qkv_rotary: Callable[..., Tensor]
     attention: Callable[..., Tensor]
     attention_arguments: Callable[..., dict[str, Any]]
+    resampler: ResamplerOperators
+
+
+TRITON_RESAMPLER = ResamplerOperators(linear, layer_norm, rms_norm)
+TORCH_RESAMPLER = ResamplerOperators(linear_ref, layer_norm_ref, rms_norm_ref)
 
 
 def choose_operators(backend: Backend, stages: Mapping[str, Backend] | None = None) -> Operators:
     """The operators of ``backend``, with single stages taken from the other one to find a fault by halves.
 
+    The resampler is plain PyTorch on every backend, unless ``stages`` says otherwise.
+
     Args:
-        backend: "triton" or "torch".
+        backend: "triton" or "torch", for the tower.
         stages: stage (one of ``STAGES``) to backend, for the stages that differ.
 
     Raises:
@@ -54,7 +72,7 @@ def choose_operators(backend: Backend, stages: Mapping[str, Backend] | None = No
     wrong = ({backend} | set(stages.values())) - {"triton", "torch"}
     if wrong:
         raise ValueError(f"backend: expected 'triton' or 'torch', got {', '.join(map(repr, sorted(wrong)))}")
-    triton = {stage: stages.get(stage, backend) == "triton" for stage in STAGES}
+    triton = {stage: stages.get(stage, backend) == "triton" for stage in TOWER_STAGES}
     return Operators(
         linear=linear if triton["linear"] else linear_ref,
         patch_embed=patch_embed if triton["linear"] else patch_embed_ref,
@@ -64,6 +82,7 @@ def choose_operators(backend: Backend, stages: Mapping[str, Backend] | None = No
         qkv_rotary=_choose_qkv_rotary(linear=triton["linear"], rotary=triton["rotary"]),
         attention=attention if triton["attention"] else attention_ref,
         attention_arguments=_triton_attention_arguments if triton["attention"] else _torch_attention_arguments,
+        resampler=TRITON_RESAMPLER if stages.get("resampler") == "triton" else TORCH_RESAMPLER,
     )
 
 

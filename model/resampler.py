@@ -1,18 +1,18 @@
 """The resampler: four patches of two frames become one token of the text model's width.
 
-Plain PyTorch. Which rows make a token comes from the metadata, so nothing is read back from the device.
+Written once over its stage's operators, PyTorch's or Triton's, as the tower is over its. Which rows make a token and
+how many are live comes from the metadata, so nothing is read back from the device.
 """
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from ernie_vit.model.config import ErnieVisionConfig
+from ernie_vit.model.operators import ResamplerOperators
 
 
 class ResamplerMLP(nn.Module):
-    """``LayerNorm(fc2(gelu(fc1(x))))`` with the exact GELU (the tower's is quick_gelu)."""
+    """``ln(fc2(gelu(fc1(x))))`` with the exact GELU (the tower's is quick_gelu)."""
 
     def __init__(self, in_features: int, out_features: int, eps: float) -> None:
         super().__init__()
@@ -20,23 +20,30 @@ class ResamplerMLP(nn.Module):
         self.fc2 = nn.Linear(out_features, out_features)
         self.ln = nn.LayerNorm(out_features, eps=eps)
 
-    def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.ln(self.fc2(F.gelu(self.fc1(x))))
-        return normed
+    def forward(
+        self, x: Tensor, num_rows: Tensor, ops: ResamplerOperators, *, norm_rows: Tensor, index: Tensor | None = None
+    ) -> Tensor:
+        """``[rows, in_features]`` to ``[rows, out_features]``.
+
+        Args:
+            x: the rows.
+            num_rows: int32 ``[1]``, how many are live.
+            ops: the stage's operators.
+            norm_rows: int32 ``[1]``, how many rows of the result are live.
+            index: int32, in place of all rows, those that the result consists of; the others need no norm.
+        """
+        hidden = ops.linear(x, self.fc1.weight, self.fc1.bias, activation="gelu", num_rows=num_rows)
+        mixed = ops.linear(hidden, self.fc2.weight, self.fc2.bias, num_rows=num_rows)
+        return ops.layer_norm(mixed, self.ln.weight, self.ln.bias, eps=self.ln.eps, num_rows=norm_rows, index=index)
 
 
 class RMSNorm(nn.Module):
-    """``weight * x / sqrt(mean(x^2) + eps)``, statistics in float32, rounded once before the weight."""
+    """Holds the parameter of ``ernie_vit.kernels.rms_norm``."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype.itemsize > 4 else x.float()
-        normed = wide * (wide.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt()
-        return self.weight * normed.to(x.dtype)
 
 
 class Resampler(nn.Module):
@@ -53,15 +60,25 @@ class Resampler(nn.Module):
         self.mlp = nn.Linear(merged, config.text_hidden_size)
         self.after_norm = RMSNorm(config.text_hidden_size, config.text_norm_eps)
 
-    def forward(self, hidden_states: Tensor, temporal_rows: Tensor) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, temporal_rows: Tensor, live_counts: Tensor, ops: ResamplerOperators
+    ) -> Tensor:
         """``[rows, hidden_size]`` to ``[tokens, text_hidden_size]``.
 
+        There may be more rows and tokens than live ones (a captured graph's capacity), if the operators stop at the
+        live ones: those behind may hold anything and their results are undefined.
+
         Args:
-            hidden_states: the tower's rows, merge window by merge window; no rows past the live ones.
-            temporal_rows: integers ``[2, tokens]``, each token's merge windows in its even and odd frame.
+            hidden_states: the tower's rows, contiguous, merge window by merge window.
+            temporal_rows: int32 ``[tokens, 2]``, contiguous, each token's merge windows in its even and odd frame.
+            live_counts: int32 ``[3]``, how many merge windows, rows of ``temporal_rows.flatten()`` and tokens are live.
+            ops: the stage's operators.
         """
-        spatial = self.spatial_linear(rearrange(hidden_states, "(windows patches) c -> windows (patches c)", patches=4))
-        even, odd = temporal_rows
-        frames = rearrange([spatial.index_select(0, even), spatial.index_select(0, odd)], "two n c -> n (two c)")
-        tokens: Tensor = self.after_norm(self.mlp(self.temporal_linear(frames)))
-        return tokens
+        spatial, temporal = self.spatial_linear, self.temporal_linear
+        num_windows, num_halves, num_tokens = live_counts.split(1)
+        windows = hidden_states.view(-1, spatial.fc1.in_features)
+        halves = spatial(windows, num_windows, ops, norm_rows=num_halves, index=temporal_rows.view(-1))
+        frames = halves.view(-1, temporal.fc1.in_features)
+        merged = temporal(frames, num_tokens, ops, norm_rows=num_tokens)
+        tokens = ops.linear(merged, self.mlp.weight, self.mlp.bias, num_rows=num_tokens)
+        return ops.rms_norm(tokens, self.after_norm.weight, eps=self.after_norm.eps, num_rows=num_tokens)

@@ -1,4 +1,4 @@
-"""Compiling every kernel that a tower can need, so that no input compiles one later."""
+"""Compiling every kernel that an encoder can need, so that no input compiles one later."""
 
 from itertools import product
 
@@ -6,7 +6,8 @@ import torch
 
 from ernie_vit.kernels.tiles import attention, linear
 from ernie_vit.model.metadata import plan_sequences, unpack_metadata
-from ernie_vit.model.operators import Operators
+from ernie_vit.model.operators import Operators, ResamplerOperators
+from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
 
 
@@ -33,3 +34,14 @@ def warm_up(tower: VisionTower, ops: Operators) -> None:
                 tower(pixel_values, metadata, ops)
             # the processor's rows are float32, whatever the tower's dtype; only the patch embedding sees them
             tower.patch_embed(pixel_values.float(), metadata.num_rows, ops)
+
+
+def warm_up_resampler(resampler: Resampler, ops: ResamplerOperators) -> None:
+    """The same for a resampler on the kernels: each row regime for its merge windows and for its tokens."""
+    weight = resampler.spatial_linear.fc1.weight
+    regimes = row_regimes(weight.device)
+    live_counts = torch.zeros(3, dtype=torch.int32, device=weight.device)
+    with torch.no_grad():
+        for rows in (*regimes, regimes[-1] + 1):
+            temporal_rows = live_counts.new_zeros(rows, 2)
+            resampler(weight.new_zeros(rows, weight.shape[1]), temporal_rows, live_counts, ops)

@@ -1,4 +1,4 @@
-"""The Triton kernel of ``ernie_vit.kernels.layer_norm``, and its launcher."""
+"""The Triton kernel of ``ernie_vit.kernels.layer_norm`` and ``rms_norm``, and its launcher."""
 
 import math
 from functools import cache
@@ -19,14 +19,15 @@ PROGRAMS_PER_MULTIPROCESSOR = 32
 
 @triton.jit(
     do_not_specialize=["x_row_units", "rows"],
-    do_not_specialize_on_alignment=["num_rows_ptr"],
+    do_not_specialize_on_alignment=["num_rows_ptr", "index_ptr"],
 )
 def _layer_norm_kernel(
-    x_ptr,  # [rows, WIDTH], rows UNIT * x_row_units elements apart
+    x_ptr,  # [rows of x, WIDTH], rows UNIT * x_row_units elements apart
     weight_ptr,  # [WIDTH]
-    bias_ptr,  # [WIDTH]
+    bias_ptr,  # [WIDTH], or None: the root mean square norm, which takes no mean off
     out_ptr,  # [rows, WIDTH], contiguous
     num_rows_ptr,  # [1] int32, or None
+    index_ptr,  # [rows] int32, the row of x for each row of out, or None: the same
     x_row_units,
     rows,
     eps,
@@ -45,24 +46,30 @@ def _layer_norm_kernel(
     tail = MAIN + tl.arange(0, TAIL)
     mask_tail = tail < WIDTH
     for row in range(tl.program_id(0), live, tl.num_programs(0)):
-        x_row = x_ptr + tl.cast(row, tl.int64) * x_row_units * UNIT
+        source = row if index_ptr is None else tl.load(index_ptr + row)
+        x_row = x_ptr + tl.cast(source, tl.int64) * x_row_units * UNIT
         out_row = out_ptr + tl.cast(row, tl.int64) * WIDTH
         x_main = tl.load(x_row + main).to(tl.float32)
         x_tail = tl.load(x_row + tail, mask=mask_tail, other=0.0).to(tl.float32)
 
-        mean = (tl.sum(x_main, axis=0) + tl.sum(x_tail, axis=0)) / WIDTH
-        x_main -= mean
-        x_tail = tl.where(mask_tail, x_tail - mean, 0.0)  # padded columns count neither here nor in the mean
+        if bias_ptr is not None:
+            mean = (tl.sum(x_main, axis=0) + tl.sum(x_tail, axis=0)) / WIDTH
+            x_main -= mean
+            x_tail = tl.where(mask_tail, x_tail - mean, 0.0)  # padded columns count neither here nor in the mean
         variance = (tl.sum(x_main * x_main, axis=0) + tl.sum(x_tail * x_tail, axis=0)) / WIDTH
         scale = tl.rsqrt(variance + eps)
 
         # Weight and bias come again for each row, from L1: kept in registers over the loop they spill.
-        weight = tl.load(weight_ptr + main).to(tl.float32)
-        bias = tl.load(bias_ptr + main).to(tl.float32)
-        tl.store(out_row + main, (x_main * scale * weight + bias).to(out_ptr.dtype.element_ty))
-        weight = tl.load(weight_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
-        tl.store(out_row + tail, (x_tail * scale * weight + bias).to(out_ptr.dtype.element_ty), mask=mask_tail)
+        x_main *= scale
+        x_main *= tl.load(weight_ptr + main).to(tl.float32)
+        if bias_ptr is not None:
+            x_main += tl.load(bias_ptr + main).to(tl.float32)
+        tl.store(out_row + main, x_main.to(out_ptr.dtype.element_ty))
+        x_tail *= scale
+        x_tail *= tl.load(weight_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
+        if bias_ptr is not None:
+            x_tail += tl.load(bias_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
+        tl.store(out_row + tail, x_tail.to(out_ptr.dtype.element_ty), mask=mask_tail)
 
 
 _launch = Launcher(_layer_norm_kernel)
@@ -81,16 +88,27 @@ def num_warps(width: int, dtype: torch.dtype) -> int:
     return max(blocks(width)[0] * dtype.itemsize // 2048, 1)
 
 
-def launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, num_rows: Tensor | None, eps: float) -> None:
-    """Write the layer norm of the live rows of ``x`` to ``out``; checked arguments, at least one row."""
-    rows, width = x.shape
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    num_rows: Tensor | None,
+    eps: float,
+    index: Tensor | None = None,
+) -> None:
+    """Write the layer norm of the live rows to ``out``, without a bias their root mean square norm.
+
+    Checked arguments, at least one row. ``index`` as of ``layer_norm``.
+    """
+    rows, width = out.shape
     unit = math.gcd(x.stride(0), 16)
     main, tail = blocks(width)
     early = small_kernel_launches_early(x.device, rows)
     _launch(
         persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR),
         x.device,
-        (x, weight, bias, out, num_rows, x.stride(0) // unit, rows, eps),
+        (x, weight, bias, out, num_rows, index, x.stride(0) // unit, rows, eps),
         (width, unit, main, tail, early),
         num_warps=num_warps(width, x.dtype),
         launch_pdl=early,

@@ -41,10 +41,10 @@ def recorder() -> EagerRecorder:
 def capture(encoder: ErnieVisionEncoder, recorder: EagerRecorder) -> Callable[..., GraphRunner]:
     """Capture the encoder with the stand-in, as ``encoder.capture`` does with graphs."""
 
-    def capture(capacities: tuple[Capacity, ...] = CAPACITIES, *, lazy: bool = False) -> GraphRunner:
+    def capture(capacities: tuple[Capacity, ...] = CAPACITIES, **options: bool) -> GraphRunner:
         encoder.release()
         tower, resampler = encoder.vision_tower, encoder.resampler_model
-        encoder._graphs = GraphRunner(tower, resampler, device_operators(), capacities, record=recorder, lazy=lazy)
+        encoder._graphs = GraphRunner(tower, resampler, device_operators(), capacities, record=recorder, **options)
         return encoder._graphs
 
     return capture

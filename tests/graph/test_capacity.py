@@ -19,7 +19,8 @@ from ernie_vit.graph.capacity import (
 )
 from ernie_vit.graph.inputs import allocate_inputs
 from ernie_vit.model.config import ErnieVisionConfig
-from ernie_vit.model.operators import Operators
+from ernie_vit.model.operators import Operators, ResamplerOperators
+from ernie_vit.model.resampler import Resampler
 from ernie_vit.model.tower import VisionTower
 
 REGIMES = (384, 832, 1536, 2560, 5376, 8448)
@@ -104,26 +105,39 @@ def _allocating_operators() -> Operators:
     def mlp(x: Tensor, fc1_weight: Tensor, _, fc2_weight: Tensor, *__, **___) -> Tensor:
         return linear(linear(x, fc1_weight), fc2_weight)
 
+    def layer_norm(x: Tensor, *_, index: Tensor | None = None, **__) -> Tensor:
+        return torch.empty(len(x if index is None else index), x.shape[1], dtype=x.dtype)
+
     return Operators(
         linear=linear,
         patch_embed=linear,
         mlp=mlp,
-        layer_norm=lambda x, *_, **__: torch.empty(x.shape, dtype=x.dtype),
+        layer_norm=layer_norm,
         rotary_table=lambda *_, num_rows, head_dim, **__: torch.empty(num_rows, 2, head_dim // 2),
         qkv_rotary=lambda x, weight, *_, num_heads, **__: linear(x, weight).unflatten(1, (3, num_heads, -1)),
         attention=lambda q, *_, **__: torch.empty(q.shape, dtype=q.dtype),
         attention_arguments=lambda *_, **__: {},
+        resampler=ResamplerOperators(linear, layer_norm, rms_norm=layer_norm),
     )
 
 
-def test_graph_bytes_follows_the_towers_peak():
-    """The tensors that live at once in a forward pass fit into the estimate; the rest is segments that do not join."""
+@pytest.mark.parametrize("resampler", [False, True], ids=["tower", "tower-and-resampler"])
+def test_graph_bytes_follows_the_towers_peak(resampler):
+    """The tensors that live at once in a forward pass fit into the estimate; the rest is segments that do not join.
+
+    The resampler's find room where the tower's were.
+    """
     config = ErnieVisionConfig(depth=2)
     capacity = Capacity(16384, 64)
     tower = VisionTower(config).to(torch.bfloat16)
     inputs = allocate_inputs((capacity,), config.patch_width, torch.bfloat16, torch.device("cpu"))[capacity]
     with torch.no_grad(), _Peak() as peak:
-        tower(inputs.pixel_values, inputs.metadata, _allocating_operators())
+        ops, metadata = _allocating_operators(), inputs.metadata
+        hidden_states = tower(inputs.pixel_values, metadata, ops)
+        if resampler:
+            Resampler(config).to(torch.bfloat16)(
+                hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler
+            )
 
     static = inputs.pixel_values.nbytes + inputs.packed.nbytes
     estimate = graph_bytes([capacity], config, torch.bfloat16)

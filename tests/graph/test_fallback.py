@@ -122,7 +122,7 @@ def test_weights_that_move_drop_the_graphs_and_say_so(encoder, pixel_values, rec
     assert (stats.hits, stats.fallbacks) == (1, {"weights moved": 2})
     assert stats.calls == 3
     assert [record.message for record in caplog.records] == [
-        "ernie-vit: the tower's weights have moved; its graphs are dropped, capture() makes new ones"
+        "ernie-vit: captured weights have moved; their graphs are dropped, capture() makes new ones"
     ]
     assert recorder.graphs == []
 

@@ -30,13 +30,16 @@ def test_replays_have_the_bits_of_eager_calls():
     encoder = ErnieVisionEncoder.from_config(SMALL, device="cpu", backend="triton")
     randomize(encoder, seed=0)
     recorder = EagerRecorder()
-    tower, resampler, ops = encoder.vision_tower, encoder.resampler_model, choose_operators("triton")
-    encoder._graphs = GraphRunner(tower, resampler, ops, (Capacity(32, 2), Capacity(96, 4)), record=recorder)
+    tower, resampler = encoder.vision_tower, encoder.resampler_model
+    ops = choose_operators("triton", {"resampler": "triton"})
+    capacities = (Capacity(32, 2), Capacity(96, 4))
+    encoder._graphs = GraphRunner(tower, resampler, ops, capacities, record=recorder, capture_resampler=True)
     recorder.before_replay = poison_past_live_rows(encoder)
 
     for grid in GRIDS:
         pixel_values, metadata = random_rows(grid), prepare_encoder_metadata(grid)
         tokens = encoder(pixel_values, grid)
-        expected = resampler(tower(pixel_values, metadata, ops), metadata.temporal_rows)
+        hidden_states = tower(pixel_values, metadata, ops)
+        expected = resampler(hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler)
         assert torch.equal(tokens, expected), grid
     assert encoder.graph_stats().hits == len(GRIDS)

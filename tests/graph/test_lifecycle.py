@@ -17,7 +17,7 @@ GRID = [[1, 8, 8]]
 
 def test_the_largest_graph_is_recorded_first(capture, recorder):
     capture()
-    assert [graph.output.shape[0] for graph in recorder.graphs] == [512, 256, 64]
+    assert [graph.outputs[0].shape[0] for graph in recorder.graphs] == [512, 256, 64]
 
 
 def test_progress_wraps_what_is_recorded(encoder):
@@ -61,7 +61,7 @@ def test_captured_in_inference_mode_replayed_outside_and_the_other_way_round(enc
 def test_release_gives_everything_back_and_may_be_repeated(encoder, capture, recorder):
     runner = capture()
     buffers = [weakref.ref(inputs.pixel_values) for inputs in runner._inputs.values()]
-    buffers += [weakref.ref(graph.output) for graph in recorder.graphs]
+    buffers += [weakref.ref(graph.outputs[0]) for graph in recorder.graphs]
     encoder.release()
     encoder.release()
     runner.release()

@@ -19,9 +19,9 @@ from ernie_vit.model.metadata import prepare_encoder_metadata
 EDGES = [rows + step for rows in (64, 256, 512) for step in (-4, 0, 4)]
 
 
-@pytest.fixture(autouse=True)
-def _captured(encoder, capture, recorder):
-    capture()
+@pytest.fixture(autouse=True, params=[False, True], ids=["tower", "tower-and-resampler"])
+def _captured(encoder, capture, recorder, request):
+    capture(capture_resampler=request.param)
     recorder.before_replay = poison_past_live_rows(encoder)
 
 
@@ -159,11 +159,14 @@ def test_somebody_else_may_own_the_buffers_and_drive_the_replay(encoder):
     packed = torch.zeros(GraphInputs.packed_size(capacity), dtype=torch.int32)
     inputs = GraphInputs.of(capacity, torch.zeros(capacity.rows, 588), packed)
     with torch.no_grad():
-        graph = EagerRecorder()(lambda: encoder.vision_tower(inputs.pixel_values, inputs.metadata, device_operators()))
+        ops = device_operators()
+        graph = EagerRecorder()(lambda: (encoder.vision_tower(inputs.pixel_values, inputs.metadata, ops),))
         plan = inputs.plan(grid)
         inputs.fill(random_rows(grid), plan, StagingRing(len(packed), packed.device))
         graph.replay()
-        tokens = encoder.resampler_model(graph.output[: plan.num_patches], inputs.temporal_rows(plan))
+        hidden_states = graph.outputs[0][: plan.num_patches]
+        temporal_rows, live_counts = inputs.temporal_rows(plan), inputs.metadata.live_counts
+        tokens = encoder.resampler_model(hidden_states, temporal_rows, live_counts, ops.resampler)
     assert torch.equal(tokens, eager(encoder, random_rows(grid), grid))
 
     with pytest.raises(ValueError, match="at most 256 patches, got 260"):
@@ -220,7 +223,10 @@ class TestBrokenRunnersAreNoticed:
         assert self.differs(encoder)
 
     def test_a_result_that_views_the_static_output(self, encoder, monkeypatch):
-        monkeypatch.setattr(encoder._graphs, "_resampler", lambda hidden_states, _: hidden_states)
+        if encoder._graphs.captures_resampler:
+            monkeypatch.setattr(torch.Tensor, "narrow_copy", torch.Tensor.narrow)
+        else:
+            monkeypatch.setattr(encoder._graphs, "_resampler", lambda hidden_states, *_: hidden_states)
         first = encoder(random_rows(self.first), self.first)
         kept = first.clone()
         encoder(random_rows(self.first, seed=1), self.first)
@@ -233,7 +239,8 @@ class TestBrokenRunnersAreNoticed:
         def gather(pixel_values, call):
             rows = pixel_values.split([chunk.rows for chunk in call.chunks])
             inputs = [runner._inputs[chunk.capacity] for chunk in call.chunks]
-            return torch.cat(list(map(runner._replay, rows, call.plans, inputs)))
+            replayed = list(map(runner._replay, rows, call.plans, inputs))
+            return torch.cat([outputs[0][: len(part)] for outputs, part in zip(replayed, rows, strict=True)])
 
         monkeypatch.setattr(runner, "_gather", gather)
         assert not torch.equal(encoder(random_rows(grid), grid), eager(encoder, random_rows(grid), grid))

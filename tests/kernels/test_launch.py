@@ -47,7 +47,7 @@ def views(rows: int, columns: int, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def launch_everything() -> None:
-    counts = torch.zeros(8, dtype=torch.int32)
+    counts, indices = (torch.zeros(size, dtype=torch.int32) for size in (8, 256))
     for dtype in DTYPES:
         for rows in (1, 2, 16, 17, 200):
             for num_rows in (None, counts[:1], counts[3:4]):
@@ -55,6 +55,8 @@ def launch_everything() -> None:
                 for x in views(rows, 80, dtype):
                     out = torch.zeros(rows, 80, dtype=dtype)
                     layer_norm.launch(x, bias[:80], bias[1:], out, num_rows, 1e-6)
+                    layer_norm.launch(x, bias[:80], bias[1:], out, num_rows, 1e-6, index=indices[rows % 2 :][:rows])
+                    layer_norm.launch(x, bias[:80], None, out, num_rows, 1e-5)
                     weight = torch.zeros(80, 80, dtype=dtype)
                     parts = (bias[1:], x) if rows % 2 else (None, None)
                     tile = TRITON_DEFAULT.at(rows)
@@ -106,7 +108,7 @@ def test_launches_of_one_key_are_one_kernel_to_the_jit(launches: list[Launch], m
 @pytest.mark.compile
 def test_integers_of_another_width_are_another_kernel() -> None:
     launcher = layer_norm._launch
-    few, many = (launcher.key(0, (None,) * 5 + (1, rows, 0.5), (), {}) for rows in (2**31 - 1, 2**31))
+    few, many = (launcher.key(0, (None,) * 6 + (1, rows, 0.5), (), {}) for rows in (2**31 - 1, 2**31))
     assert few != many
 
 

@@ -141,11 +141,26 @@ def test_a_row_has_the_same_bits_whatever_surrounds_it(device: str) -> None:
     assert torch.equal(layer_norm(x.flip(0), weight, bias, eps=1e-6).flip(0), out)
 
 
+@pytest.mark.parametrize("live", [0, 1, 7, 11])
+def test_rows_that_an_index_names(device: str, live: int) -> None:
+    x, weight, bias = inputs(5, TOWER, torch.bfloat16, device)
+    rows = [4, 0, 0, 2, 3, 4, 1, 3, 3, 0, 2]
+    index = torch.tensor(rows[:live] + [2**30] * (11 - live), dtype=torch.int32, device=device)
+    num_rows = torch.tensor([live], dtype=torch.int32, device=device)
+    out = layer_norm(x, weight, bias, eps=1e-6, num_rows=num_rows, index=index)
+    assert out.shape == (11, TOWER)
+    assert torch.equal(out[:live], layer_norm(x, weight, bias, eps=1e-6)[rows[:live]])
+    named = layer_norm_ref(x, weight, bias, eps=1e-6, index=index[:live])
+    assert torch.equal(named, layer_norm_ref(x, weight, bias, eps=1e-6)[rows[:live]])
+
+
 def test_registered_op(device: str) -> None:
     x, weight, bias = inputs(7, 160, torch.bfloat16, device)
+    index = torch.tensor([6, 1, 1], dtype=torch.int32, device=device)
     # no rows past the live ones: opcheck compares outputs as a whole
     for count in (None, torch.tensor([7], dtype=torch.int32, device=device)):
-        torch.library.opcheck(torch.ops.ernie_vit.layer_norm.default, (x, weight, bias, 1e-6, count))
+        for rows in (None, index):
+            torch.library.opcheck(torch.ops.ernie_vit.layer_norm.default, (x, weight, bias, 1e-6, count, rows))
 
 
 @pytest.mark.gpu
@@ -213,6 +228,8 @@ def test_refuses_a_call_that_wants_a_gradient() -> None:
         ({"weight": torch.ones(8).half()}, TypeError, "weight: expected torch.float32, got torch.float16"),
         ({"bias": torch.ones(8, device="meta")}, ValueError, "bias: expected a tensor on cpu, got one on meta"),
         ({"num_rows": torch.tensor([3])}, TypeError, "num_rows: expected torch.int32, got torch.int64"),
+        ({"index": torch.tensor([3])}, TypeError, "index: expected torch.int32, got torch.int64"),
+        ({"index": torch.zeros(2, 2).int()}, ValueError, r"index: expected shape \[\*\], got \[2, 2\]"),
     ],
 )
 def test_refuses_bad_arguments(change: dict[str, Tensor], error: type[Exception], message: str) -> None:

@@ -26,17 +26,27 @@ def live_rows(counted: bool) -> tuple[dict[str, str], dict[str, None]]:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("width", "dtype", "counted"),
+    ("width", "dtype", "counted", "kind"),
     [
-        pytest.param(1280, torch.bfloat16, True, id="tower"),
-        pytest.param(1280, torch.float32, True, id="tower-fp32"),
-        pytest.param(1280, torch.float16, False, id="tower-fp16-all-rows"),
-        pytest.param(5120, torch.bfloat16, True, id="resampler"),
+        pytest.param(1280, torch.bfloat16, True, "", id="tower"),
+        pytest.param(1280, torch.float32, True, "", id="tower-fp32"),
+        pytest.param(1280, torch.float16, False, "", id="tower-fp16-all-rows"),
+        pytest.param(5120, torch.bfloat16, True, "", id="resampler"),
+        pytest.param(5120, torch.bfloat16, True, "indexed", id="resampler-indexed"),
+        pytest.param(2560, torch.bfloat16, True, "root mean square", id="resampler-rms"),
     ],
 )
-def test_layer_norm(arch: str, width: int, dtype: torch.dtype, counted: bool) -> None:
-    pointers = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), TYPES[dtype])
+def test_layer_norm(arch: str, width: int, dtype: torch.dtype, counted: bool, kind: str) -> None:
+    pointers = dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), TYPES[dtype])
     signature, constexprs = live_rows(counted)
+    if kind == "root mean square":
+        constexprs["bias_ptr"] = None
+    else:
+        pointers["bias_ptr"] = TYPES[dtype]
+    if kind == "indexed":
+        pointers["index_ptr"] = "*i32"
+    else:
+        constexprs["index_ptr"] = None
     main, tail = layer_norm.blocks(width)
     result = report(
         layer_norm._layer_norm_kernel,

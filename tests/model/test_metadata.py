@@ -48,8 +48,10 @@ def test_against_loops(grids: list[list[int]], more_sequences: int, more_rows: i
             even_windows += range(item_start + even * windows, item_start + (even + 1) * windows)
             odd_windows += range(item_start + odd * windows, item_start + (odd + 1) * windows)
         item_start += t * windows
-    assert metadata.temporal_rows.tolist() == [even_windows, odd_windows]
-    assert metadata.num_tokens == len(even_windows)
+    assert metadata.temporal_rows.tolist() == list(map(list, zip(even_windows, odd_windows, strict=True)))
+    tokens = len(even_windows)
+    assert metadata.live_counts.tolist() == [sum(lengths) // 4, 2 * tokens, tokens]
+    assert metadata.num_tokens == tokens
     assert tokens_per_item(metadata.grid_thw) == [len(frame_pairs(grid)) * grid[1] * grid[2] // 4 for grid in grids]
 
 
@@ -89,7 +91,7 @@ def test_no_items(empty: Any) -> None:
     metadata = prepare_encoder_metadata(empty, max_sequences=2)
     assert metadata.cu_seqlens.tolist() == [0, 0, 0]
     assert metadata.cu_seqlens_host.tolist() == [0]
-    assert metadata.temporal_rows.shape == (2, 0)
+    assert metadata.temporal_rows.shape == (0, 2)
     assert metadata.max_seqlen == 0
     assert tokens_per_item(metadata.grid_thw) == []
 
