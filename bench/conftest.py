@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if findings_of(config) is None:
         config.pluginmanager.register(Findings())
         config.pluginmanager.register(Summary())
+    if not config.pluginmanager.has_plugin("benchmark"):
+        config.pluginmanager.register(WithoutPlugin())
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -68,7 +70,7 @@ def run_case(benchmark: Any, findings: Findings) -> Iterator[Callable[[Case], No
 
     def run(case: Case) -> None:
         measured = findings.run(case)
-        if OURS not in measured.graphs:
+        if benchmark is None or OURS not in measured.graphs:
             return
 
         def replay() -> None:
@@ -88,6 +90,14 @@ def run_case(benchmark: Any, findings: Findings) -> Iterator[Callable[[Case], No
 
     yield run
     torch.cuda.empty_cache()
+
+
+class WithoutPlugin:
+    """In place of pytest-benchmark, which only ``pytest bench`` by itself needs."""
+
+    @pytest.fixture
+    def benchmark(self) -> None:
+        return None
 
 
 class Summary:

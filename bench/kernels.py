@@ -58,9 +58,10 @@ def run_files(files: Sequence[str], findings: Findings) -> None:
     """
     root, output = HERE.parent, io.StringIO()
     options = ["-c", str(root / "pyproject.toml"), "--rootdir", str(root), "--continue-on-collection-errors"]
+    options += ["-p", "no:logging", "-p", "no:benchmark"]
     paths = [str(HERE / f"{file}.py") for file in files]
     with contextlib.redirect_stdout(output):
-        code = pytest.main([*options, "-p", "no:logging", "--benchmark-disable", *paths], plugins=[findings])
+        code = pytest.main([*options, *paths], plugins=[findings])
     if findings.interrupt:
         raise findings.interrupt
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
