@@ -40,7 +40,7 @@ def reference(sequences: Sequences) -> Reference:
 
 def ours(sequences: Sequences, *, capacity: int, max_seqlen: int) -> Callable[[Inputs], Tensor]:
     offsets: dict[str, Any] = {"cu_seqlens": sequences.cu_seqlens, "max_seqlen": max_seqlen}
-    sizes = {"num_rows": capacity, "num_heads": HEADS, "head_dim": HEAD_DIM, "dtype": DTYPE}
+    sizes: dict[str, Any] = {"num_rows": capacity, "num_heads": HEADS, "head_dim": HEAD_DIM, "dtype": DTYPE}
     work_list = attention_work_list(**offsets, **sizes)  # once a forward pass, for all blocks, so not timed
     return lambda i: attention(**i, **offsets, work_list=work_list)
 

@@ -7,6 +7,7 @@ measures the projection whose epilogue rotates against the projection and the ro
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_table(rows: int, run_case: Callable[[Case], None]) -> None:
         cu_seqlens, frame_sizes = plan(rows)
         return {"cu_seqlens": cu_seqlens, "frame_sizes": frame_sizes}
 
-    sizes = {"num_rows": rows, "head_dim": HEAD_DIM}
+    sizes: dict[str, Any] = {"num_rows": rows, "head_dim": HEAD_DIM}
     reference = Reference(
         lambda i: exact_table(i["cu_seqlens"], i["frame_sizes"], rows), lambda i: rotary_table_ref(**i, **sizes)
     )

@@ -315,7 +315,7 @@ def seconds(graph: torch.cuda.CUDAGraph) -> float:
     """Of one replay, by events on the device."""
     start, end = _queue(graph)
     end.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def _queue(graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
