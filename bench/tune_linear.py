@@ -12,10 +12,11 @@ compiled by several processes before, into Triton's cache; a candidate that does
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
+from operator import itemgetter
 from statistics import median
 
 import click
@@ -26,7 +27,8 @@ from bench.compile_ahead import compile_ahead
 from bench.sizes import FRAMES
 from ernie_vit.kernels.dispatch import triton_version, why_not_hopper
 from ernie_vit.kernels.tiles import linear as tiles
-from ernie_vit.kernels.tiles.linear import HOPPER_TILES, HopperTile, Regimes
+from ernie_vit.kernels.tiles.linear import HOPPER_TILES, HopperTile, Order, Regimes
+from ernie_vit.kernels.triton.grid import multiprocessors
 from ernie_vit.model.config import ErnieVisionConfig
 from ernie_vit.model.metadata import plan_sequences, unpack_metadata
 from ernie_vit.model.operators import choose_operators
@@ -38,21 +40,15 @@ WEIGHTS = {"fc1": (5120, 1280), "fc2": (1280, 5120), "qkv": (3840, 1280), "proj"
 # Candidates whose rounds * area is at most this much above the least.
 HOPELESS = 1.45
 MOST_CANDIDATES = 14
-FINALISTS = 3  # tried with every order of work
+FINALISTS = 3  # shapes, tried in every order
+SHOWN = 8
 
 Name = str
 Choice = dict[Name, HopperTile]
+Variant = tuple[Name, HopperTile]
 
 
-@dataclass(frozen=True)
-class Order:
-    """How a shape's tiles are walked, and whether they are launched early."""
-
-    group_rows: int
-    pdl: bool
-
-
-ORDERS = (Order(8, False), Order(0, True), Order(8, True))
+ORDERS = {"AHEAD": tiles.AHEAD, "EARLY": tiles.EARLY, "LATE": tiles.LATE}
 
 
 def cooperative(rows: int, columns: int, groups: int, stages: int, block_k: int = 64) -> HopperTile:
@@ -92,9 +88,10 @@ SHAPES = (
 )
 
 
-def cost(tile: HopperTile, n: int, rows: int, multiprocessors: int) -> int:
+def cost(tile: HopperTile, n: int, rows: int) -> int:
     """Rounds of tiles times a tile's area."""
-    return -(-(-(-rows // tile.rows) * -(-n // tile.columns)) // multiprocessors) * tile.rows * tile.columns
+    count = -(-rows // tile.rows) * -(-n // tile.columns)
+    return -(-count // multiprocessors(torch.device("cuda"))) * tile.rows * tile.columns
 
 
 def suits(tile: HopperTile, name: Name) -> bool:
@@ -102,15 +99,20 @@ def suits(tile: HopperTile, name: Name) -> bool:
     return name != "qkv" or (tile.block_k == 64 and 2560 % tile.columns == 0)
 
 
-def candidates(name: Name, rows: int, multiprocessors: int) -> list[HopperTile]:
+def candidates(name: Name, rows: int) -> list[HopperTile]:
     n = WEIGHTS[name][0]
-    costs = {shape: cost(shape, n, rows, multiprocessors) for shape in SHAPES if suits(shape, name)}
+    costs = {shape: cost(shape, n, rows) for shape in SHAPES if suits(shape, name)}
     limit = HOPELESS * min(costs.values())
     return sorted((shape for shape in costs if costs[shape] <= limit), key=costs.__getitem__)[:MOST_CANDIDATES]
 
 
-def ordered(shape: HopperTile, order: Order) -> HopperTile:
-    return replace(shape, group_rows=order.group_rows, pdl=order.pdl)
+def in_order(tile: HopperTile, order: Order) -> HopperTile:
+    return replace(tile, **order._asdict())
+
+
+def order_of(tile: HopperTile) -> str:
+    found = Order(tile.group_rows, tile.pdl)
+    return next((name for name, order in ORDERS.items() if order == found), repr(found))
 
 
 @contextmanager
@@ -174,21 +176,55 @@ def _sustained(graph: torch.cuda.CUDAGraph, seconds: float) -> float:
     return replays(count)
 
 
-def best(stack: Stack, choices: Iterable[Choice], exact: Tensor, time_of: Callable[..., list[float]]) -> list:  # type: ignore[type-arg]
-    """The choices that have the right bits, with their times, fastest first."""
-    right = [choice for choice in choices if torch.equal(stack.run(choice), exact)]
-    times = time_of([stack.record(choice) for choice in right])
-    return sorted(zip(times, right, strict=True), key=lambda pair: pair[0])
+class Tuner:
+    """Tiles of all weights on one input, one weight after the other."""
+
+    def __init__(self, stack: Stack, rows: int, fitting: Collection[Variant], seconds: float, rounds: int) -> None:
+        self._stack, self._rows, self._fitting = stack, rows, fitting
+        self._seconds, self._rounds = seconds, rounds
+        self.shipped = {name: HOPPER_TILES[of].at(rows) for name, of in WEIGHTS.items()}
+        self.chosen: Choice = dict(self.shipped)
+        self._exact = stack.run(self.shipped).clone()
+
+    def tune(self, name: Name) -> None:
+        """Choose a shape in the order that the shipped tile has, then an order for the best shapes."""
+        now = self.chosen[name]
+        order = next((order for order in ORDERS.values() if in_order(now, order) == now), tiles.LATE)
+        shapes = self._rank(name, [now, *(in_order(shape, order) for shape in candidates(name, self._rows))])
+        finalists = [tile for _, tile in shapes[:FINALISTS]]
+        orders = self._rank(name, [now, *(in_order(tile, order) for tile in finalists for order in ORDERS.values())])
+        self.chosen[name] = orders[0][1]
+        for title, ranking in (("shapes", shapes), ("orders", orders)):
+            shown = "; ".join(f"{ms:.3f} {as_row(tile)}" for ms, tile in ranking[:SHOWN])
+            click.echo(f"{self._rows} {name}, {title}: {shown}")
+
+    def compare(self) -> list[float]:
+        """Milliseconds of the shipped tiles and of the chosen ones."""
+        return self._time([self.shipped, self.chosen])
+
+    def _rank(self, name: Name, candidates: Iterable[HopperTile]) -> list[tuple[float, HopperTile]]:
+        """The candidates that fit and give the right bits, with their times, fastest first."""
+        right = [
+            tile
+            for tile in dict.fromkeys(candidates)
+            if (tile == self.chosen[name] or (name, tile) in self._fitting)
+            and torch.equal(self._stack.run(self.chosen | {name: tile}), self._exact)
+        ]
+        times = self._time([self.chosen | {name: tile} for tile in right])
+        return sorted(zip(times, right, strict=True), key=itemgetter(0))
+
+    def _time(self, choices: Iterable[Choice]) -> list[float]:
+        return milliseconds([self._stack.record(choice) for choice in choices], self._seconds, self._rounds)
 
 
 @torch.no_grad()
-def launch_once(task: tuple[Name, HopperTile]) -> bool:
+def launch_once(variant: Variant) -> bool:
     """Compile the tower's kernel of one tile; False if it does not fit this GPU or spills."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     from ernie_vit.kernels.hopper.linear import _launch
 
-    name, tile = task
+    name, tile = variant
     with torch.device("cuda"):
         tower = VisionTower(replace(CONFIG, depth=1)).bfloat16()
     _launch._compiled.clear()
@@ -196,26 +232,19 @@ def launch_once(task: tuple[Name, HopperTile]) -> bool:
         Stack(tower, [(2, 2)]).run({name: tile})
     except (OutOfResources, PTXASError):
         return False
-    (kernel,) = (compiled for key, compiled in _launch._compiled.items() if _plan_is_of(key, tile, name))
-    kernel._init_handles()
-    return bool(kernel.n_spills == 0)
-
-
-def _plan_is_of(key: tuple, tile: HopperTile, name: Name) -> bool:  # type: ignore[type-arg]
-    plan = key[1][0]
     n, k = WEIGHTS[name]
-    return plan.N.value == n and plan.STEPS.value == -(-k // tile.block_k)
+    for (_, (plan, *_), *_), kernel in _launch._compiled.items():
+        if plan.N.value == n and plan.STEPS.value == -(-k // tile.block_k):
+            return int(kernel.n_spills) == 0
+    raise AssertionError(f"{variant} was not launched")
 
 
 def as_row(tile: HopperTile) -> str:
     """The tile as the table spells it."""
+    if tile.ping_pong:
+        return f"_ping_pong({tile.rows}, {tile.columns}, {tile.stages}, {order_of(tile)})"
     depth = "" if tile.block_k == 64 else f", block_k={tile.block_k}"
-    kind = (
-        f"_ping_pong({tile.rows}, {tile.columns}, "
-        if tile.ping_pong
-        else f"_cooperative({tile.rows}, {tile.columns}, {tile.groups}, "
-    )
-    return f"{kind}{tile.stages}{depth}, group_rows={tile.group_rows}, pdl={tile.pdl})"
+    return f"_cooperative({tile.rows}, {tile.columns}, {tile.groups}, {tile.stages}, {order_of(tile)}{depth})"
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
@@ -230,60 +259,29 @@ def main(names: Sequence[Name], sizes: Sequence[int], seconds: float, rounds: in
     if reason is not None:
         raise click.ClickException(reason)
     started = time.perf_counter()
-    properties = torch.cuda.get_device_properties(device)
-    multiprocessors = properties.multi_processor_count
-    click.echo(f"{properties.name}, torch {torch.__version__}, triton {triton_version()}, {CONFIG.depth} blocks")
-
-    tasks = sorted(
+    gpu = torch.cuda.get_device_name(device)
+    click.echo(f"{gpu}, torch {torch.__version__}, triton {triton_version()}, {CONFIG.depth} blocks")
+    variants = sorted(
         {
-            (name, ordered(shape, order))
-            for name, rows, order in product(names, sizes, ORDERS)
-            for shape in candidates(name, rows, multiprocessors)
+            (name, in_order(shape, order))
+            for name, rows, order in product(names, sizes, ORDERS.values())
+            for shape in candidates(name, rows)
         },
         key=str,
     )
-    fitting = {task for task, fits in zip(tasks, compile_ahead(launch_once, tasks), strict=True) if fits}
-    click.echo(f"{len(fitting)} of {len(tasks)} variants fit, {time.perf_counter() - started:.0f} s")
+    fits = compile_ahead(launch_once, variants)
+    fitting = {variant for variant, fit in zip(variants, fits, strict=True) if fit}
+    click.echo(f"{len(fitting)} of {len(variants)} variants fit, {time.perf_counter() - started:.0f} s")
     with torch.device("cuda"):
         tower = VisionTower(CONFIG).bfloat16()
-
-    def time_of(graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
-        return milliseconds(graphs, seconds, rounds)
-
     for rows in sizes:
-        stack = Stack(tower, FRAMES[rows])
-        shipped = {name: HOPPER_TILES[of].at(rows) for name, of in WEIGHTS.items()}
-        exact = stack.run(shipped).clone()
-        now = dict(shipped)
+        tuner = Tuner(Stack(tower, FRAMES[rows]), rows, fitting, seconds, rounds)
         for name in names:
-            usual = Order(now[name].group_rows, now[name].pdl)
-            first = [
-                now[name],
-                *(
-                    ordered(shape, usual if usual in ORDERS else ORDERS[0])
-                    for shape in candidates(name, rows, multiprocessors)
-                ),
-            ]
-            found = best(
-                stack,
-                [now | {name: tile} for tile in dict.fromkeys(first) if (name, tile) in fitting or tile == now[name]],
-                exact,
-                time_of,
-            )
-            finalists = [choice[name] for _, choice in found[:FINALISTS]]
-            more = [
-                now | {name: tile}
-                for tile in dict.fromkeys([now[name], *(ordered(f, order) for f in finalists for order in ORDERS)])
-                if (name, tile) in fitting or tile == now[name]
-            ]
-            ranking = best(stack, more, exact, time_of)
-            now[name] = ranking[0][1][name]
-            click.echo(f"{rows} {name}: shapes " + "; ".join(f"{ms:.3f} {as_row(c[name])}" for ms, c in found[:6]))
-            click.echo(f"{rows} {name}: orders " + "; ".join(f"{ms:.3f} {as_row(c[name])}" for ms, c in ranking[:9]))
-        before, after = time_of([stack.record(shipped), stack.record(now)])
+            tuner.tune(name)
+        before, after = tuner.compare()
         click.echo(f"{rows}: shipped {before:.3f}, chosen {after:.3f} ms ({time.perf_counter() - started:.0f} s)")
-        for name, tile in now.items():
-            click.echo(f"    {name}: {as_row(tile)}")
+        for name in names:
+            click.echo(f"    {name}: {as_row(tuner.chosen[name])}")
 
 
 if __name__ == "__main__":

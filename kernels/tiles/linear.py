@@ -1,15 +1,14 @@
 """Tiles of the linears: which shape serves which weight and how many rows, per architecture.
 
 Every tile gives the same bits, so a choice here decides the time alone. It follows the rows a call has room for
-(the capacity), never the live ones, which the host does not know. Times are microseconds on one H200 in a CUDA graph,
-bf16, epilogue included, taken on the prototype of the Gluon kernel, which walked all its tiles in groups of rows; those
-of this kernel are not measured one by one yet. ``bench/tune_linear.py`` does, and prints rows for these tables.
+(the capacity), never the live ones, which the host does not know. ``bench/tune_linear.py`` chose them by the time of
+the tower that they stand in, and prints rows for these tables.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -97,71 +96,88 @@ class Regimes(Generic[Tile]):
         return self.tiles[bisect_left(self.bounds, rows)]
 
 
-def _cooperative(rows: int, columns: int, groups: int, stages: int, *, pdl: bool, block_k: int = 64) -> HopperTile:
-    order = 0 if pdl else 8
-    return HopperTile(rows, columns, groups, stages, block_k=block_k, group_rows=order, pdl=pdl)
+class Order(NamedTuple):
+    """How the tiles of a call are walked, and when it is launched: two of ``HopperTile``'s attributes."""
+
+    group_rows: int
+    pdl: bool
 
 
-def _ping_pong(rows: int, columns: int, stages: int, *, pdl: bool, group_rows: int = 8) -> HopperTile:
-    return HopperTile(rows, columns, 2, stages, ping_pong=True, group_rows=0 if pdl else group_rows, pdl=pdl)
+AHEAD = Order(0, pdl=True)  # early, and the first weights are fetched before the kernel before has ended
+EARLY = Order(8, pdl=True)
+LATE = Order(8, pdl=False)
+
+
+def _cooperative(rows: int, columns: int, groups: int, stages: int, order: Order, *, block_k: int = 64) -> HopperTile:
+    return HopperTile(rows, columns, groups, stages, block_k=block_k, **order._asdict())
+
+
+def _ping_pong(rows: int, columns: int, stages: int, order: Order) -> HopperTile:
+    return HopperTile(rows, columns, 2, stages, ping_pong=True, **order._asdict())
 
 
 # Where ceil(tiles / 132) * tile area, which explains most of the ranking on 132 multiprocessors, changes its winner.
-# Measured at 256, 576, 1296, 1728, 3996, 6912 and 10368 rows, one size in each regime.
-HOPPER_BOUNDS = (384, 832, 1536, 2560, 5376, 8448)
+# Measured at 256, 576, 1296, 1728, 3996, 6912, 10368 and 16060 rows, one size in each regime.
+HOPPER_BOUNDS = (384, 832, 1536, 2560, 5376, 8448, 12288)
 
-# (columns of the output, columns of x) -> tiles; the figure is the time of one call at the size named above.
+# (columns of the output, columns of x) -> tiles. The figures: milliseconds of eight blocks of the tower at the size
+# named above, on one H200 (triton 3.6.0, bf16), with this tile and with the best of another shape. They differ by 1 %
+# from run to run, and by 2 % where the GPU is at its power limit, from 3,996 rows on.
 HOPPER_TILES: dict[tuple[int, int], Regimes[HopperTile]] = {
-    # qkv: bias
+    # qkv: bias, rotary
     (3840, 1280): Regimes(
         HOPPER_BOUNDS,
         (
-            _ping_pong(64, 128, 6, pdl=True),  # 7.5 with 128 columns of x a step
-            _cooperative(192, 128, 3, 4, pdl=True),  # 12.9
-            _cooperative(128, 160, 2, 5, pdl=True),  # 23.8, ping-pong without early launch
-            _ping_pong(64, 160, 6, pdl=False, group_rows=14),  # 28.6
-            _cooperative(192, 128, 3, 4, pdl=True),  # 56.4
-            _cooperative(320, 128, 3, 3, pdl=True),  # 94.4
-            _cooperative(192, 128, 3, 4, pdl=False),  # 145.1
+            _cooperative(128, 64, 2, 8, AHEAD),  # 0.399, 0.400
+            _cooperative(128, 160, 2, 5, EARLY),  # 0.611, 0.608
+            _ping_pong(128, 160, 4, EARLY),  # 1.133, 1.136
+            _ping_pong(64, 160, 6, Order(14, pdl=False)),  # 1.501, 1.541
+            _cooperative(192, 128, 3, 4, AHEAD),  # 3.762, 3.752
+            _cooperative(320, 128, 3, 3, AHEAD),  # 7.778, 7.790
+            _cooperative(192, 128, 3, 4, LATE),  # 7.240, 7.350
+            _cooperative(192, 128, 3, 4, LATE),  # 28.92, 28.72
         ),
     ),
     # proj: bias, residual
     (1280, 1280): Regimes(
         HOPPER_BOUNDS,
         (
-            _cooperative(64, 64, 1, 6, block_k=128, pdl=True),  # 4.5
-            _ping_pong(64, 128, 6, pdl=True),  # 6.4
-            _ping_pong(128, 128, 5, pdl=True),  # 10.6
-            _cooperative(192, 96, 3, 5, pdl=True),  # 13.0
-            _cooperative(320, 128, 3, 3, pdl=True),  # 22.7
-            _cooperative(192, 128, 3, 4, pdl=True),  # 38.3
-            _cooperative(128, 160, 2, 5, pdl=True),  # 56.1
+            _cooperative(64, 64, 1, 6, AHEAD, block_k=128),  # 0.400
+            _cooperative(64, 128, 1, 7, EARLY),  # 0.594, 0.598
+            _cooperative(128, 128, 2, 6, EARLY),  # 1.134, 1.146
+            _ping_pong(64, 160, 6, EARLY),  # 1.518, 1.526
+            _cooperative(320, 128, 3, 3, AHEAD),  # 3.784, 3.776
+            _cooperative(192, 128, 3, 4, AHEAD),  # 7.774, 7.848
+            _cooperative(128, 160, 2, 5, AHEAD),  # 7.284, 7.267
+            _cooperative(320, 128, 3, 3, AHEAD),  # 28.46, 28.85
         ),
     ),
     # fc1: bias, quick_gelu
     (5120, 1280): Regimes(
         HOPPER_BOUNDS,
         (
-            _cooperative(64, 160, 1, 6, pdl=True),  # 9.6
-            _cooperative(192, 128, 3, 4, pdl=True),  # 15.2
-            _ping_pong(128, 160, 4, pdl=True),  # 32.3
-            _ping_pong(64, 160, 6, pdl=False, group_rows=14),  # 38.7
-            _ping_pong(128, 128, 5, pdl=False),  # 80.7
-            _ping_pong(128, 128, 5, pdl=False),  # 130.5
-            _ping_pong(128, 128, 5, pdl=False),  # 194.1
+            _cooperative(64, 160, 1, 6, AHEAD),  # 0.410, 0.410
+            _cooperative(192, 128, 3, 4, AHEAD),  # 0.614, 0.638
+            _ping_pong(128, 160, 4, AHEAD),  # 1.151, 1.146
+            _ping_pong(64, 160, 6, Order(14, pdl=False)),  # 1.535, 1.531
+            _ping_pong(128, 128, 5, LATE),  # 3.759, 3.822
+            _ping_pong(128, 128, 5, LATE),  # 7.733, 7.758
+            _ping_pong(128, 128, 5, LATE),  # 7.321, 7.408
+            _ping_pong(128, 128, 5, LATE),  # 28.95, 28.87
         ),
     ),
     # fc2: bias, residual
     (1280, 5120): Regimes(
         HOPPER_BOUNDS,
         (
-            _cooperative(64, 64, 1, 6, block_k=128, pdl=True),  # 11.4
-            _cooperative(64, 128, 1, 4, block_k=128, pdl=True),  # 18.4
-            _cooperative(128, 128, 2, 6, pdl=False),  # 29.7
-            _cooperative(192, 96, 3, 5, pdl=True),  # 38.3
-            _cooperative(320, 128, 3, 3, pdl=True),  # 72.3
-            _cooperative(192, 128, 3, 4, pdl=True),  # 129.6
-            _cooperative(128, 160, 2, 5, pdl=False),  # 204.7
+            _cooperative(64, 64, 1, 6, AHEAD, block_k=128),  # 0.409
+            _cooperative(64, 128, 1, 7, LATE),  # 0.605, 0.612
+            _cooperative(128, 128, 2, 6, LATE),  # 1.144, 1.149
+            _cooperative(192, 96, 3, 5, AHEAD),  # 1.525, 1.526
+            _cooperative(320, 128, 3, 3, AHEAD),  # 3.776, 3.822
+            _cooperative(192, 128, 3, 4, AHEAD),  # 7.725, 7.863
+            _cooperative(128, 160, 2, 5, LATE),  # 7.381, 7.289
+            _cooperative(128, 256, 2, 3, LATE),  # 28.64, 28.96
         ),
     ),
 }
@@ -170,9 +186,9 @@ HOPPER_TILES: dict[tuple[int, int], Regimes[HopperTile]] = {
 HOPPER_DEFAULT = Regimes(
     (384, 1536),
     (
-        _cooperative(64, 64, 1, 6, block_k=128, pdl=True),
-        _cooperative(128, 128, 2, 5, pdl=True),
-        _cooperative(192, 128, 3, 4, pdl=False),
+        _cooperative(64, 64, 1, 6, AHEAD, block_k=128),
+        _cooperative(128, 128, 2, 5, AHEAD),
+        _cooperative(192, 128, 3, 4, LATE),
     ),
 )
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ernie_vit.kernels.tiles.attention import (
+    FEW_DEAD_ROWS,
     HOPPER_TILES,
     ROW_BOUNDS,
     SEQLEN_BOUNDS,
@@ -44,8 +45,9 @@ def test_between_the_bounds_the_tile_is_that_of_a_bound(rows, max_seqlen, sequen
 
 @given(rows=st.integers(1, 20_000), sequences=st.integers(0, 5_000))
 def test_few_programs_are_dead(rows, sequences):
-    """One program an item: a quarter more than full items, one for each of 132 multiprocessors, and the last pieces."""
+    """One program an item: some more than full items, one for each of 132 multiprocessors, and the last pieces."""
     tile, heads = hopper_tile(rows, rows, sequences), 16
     if not tile.persistent:
         programs = work_list_shape(rows, sequences, heads, tile.rows, at_once=132)[0] - 1
-        assert programs <= 1.25 * heads * rows / tile.rows + 132 + 88
+        more = 1.75 if rows <= FEW_DEAD_ROWS else 1.25
+        assert programs <= more * heads * rows / tile.rows + 132 + 88
