@@ -6,6 +6,7 @@ What has been measured is on disk after each section. A section that fails is to
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ UNFINISHED = "unfinished.json"
 STOPPED = 130  # the exit status of a program that Ctrl-C ended
 
 Open = Callable[[ErnieVisionEncoder], AbstractContextManager[Encoder]]
+OURS: dict[str, Open] = {"ours": ours.open_ours, "ours with resampler": ours.open_ours_with_resampler}
 # torch.compile comes first: importing vLLM changes its settings, and leaves it one process to compile in.
 PEERS: dict[str, Open] = {"torch.compile": open_compiled, "transformers": open_transformers, "vLLM": open_vllm}
 LENGTHY = ("torch.compile",)  # half a minute before its first call: not for a quick look
@@ -106,9 +108,6 @@ def measure(notebook: Notebook, plan: Plan, screen: Console) -> None:
     torch.manual_seed(0)
     with ExitStack() as stack:
         weights = random_encoder(plan)
-        if weights.backend == "triton":
-            with notebook.section("compiling our kernels"):
-                ours.compile_kernels(plan)
         eager, graphs = open_encoders(notebook, stack, plan, weights)
         encoders = check(notebook, plan, weights, [*graphs, *eager], screen)
         eager = [encoder for encoder in eager if encoder in encoders]
@@ -138,14 +137,22 @@ def open_encoders(
     notebook: Notebook, stack: ExitStack, plan: Plan, weights: ErnieVisionEncoder
 ) -> tuple[list[Encoder], list[Encoder]]:
     """The eager encoders and those that replay graphs, ours first; ``stack`` closes them."""
-    peers: dict[str, Open] = {"ours": ours.open_ours} | PEERS
+    peers = PEERS
     if plan.quick:
         peers = {name: peer for name, peer in peers.items() if name not in LENGTHY}
         notebook.run.missing.extend(Missing(name, "left out of a quick run") for name in LENGTHY)
     eager, graphs = [], []
-    for name, peer in peers.items():
+    with ThreadPoolExecutor(1) as beside:  # other processes compile our kernels while this one imports the peers
+        compiling = beside.submit(ours.compile_kernels, plan) if weights.backend == "triton" else None
+        for name, peer in peers.items():
+            with notebook.section(name):
+                eager.append(stack.enter_context(peer(weights)))
+        if compiling is not None:
+            with notebook.section("compiling our kernels"):
+                compiling.result()
+    for place, (name, ours_of_a_kind) in enumerate(OURS.items()):
         with notebook.section(name):
-            eager.append(stack.enter_context(peer(weights)))
+            eager.insert(place, stack.enter_context(ours_of_a_kind(weights)))
     for encoder in eager:
         for provider, open_graphs in encoder.graphs.items():
             with notebook.section(provider):

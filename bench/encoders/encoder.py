@@ -6,7 +6,7 @@ All of them compute with the same random weights, of one encoder of ours.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bench.plan import Plan
 from bench.records import Capture
 from ernie_vit import ErnieVisionEncoder
+from ernie_vit.model.operators import Backend
 
 WEIGHT_STD = 0.02
 
@@ -67,11 +68,15 @@ def random_encoder(plan: Plan) -> ErnieVisionEncoder:
 
 
 def sharing(
-    weights: ErnieVisionEncoder, *, backend: Literal["auto", "triton", "torch"], dtype: torch.dtype | None = None
+    weights: ErnieVisionEncoder,
+    *,
+    backend: Backend,
+    stages: dict[str, Backend] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> ErnieVisionEncoder:
     """Another encoder with the parameters of ``weights`` themselves, or with copies at ``dtype``."""
     with torch.device("meta"):
-        encoder = ErnieVisionEncoder(weights.config, backend=backend)
+        encoder = ErnieVisionEncoder(weights.config, backend=backend, stages=stages)
     state = {name: tensor.to(dtype) for name, tensor in weights.state_dict().items()}
     encoder.load_state_dict(state, assign=True)
     return encoder.requires_grad_(False)

@@ -1,6 +1,5 @@
-"""Our encoder: eager, from its graphs, and from graphs that hold the resampler too where it can capture such."""
+"""Our encoder: eager and from its graphs, each with the resampler in PyTorch or on the kernels."""
 
-import inspect
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,36 +20,52 @@ from ernie_vit.model.operators import choose_operators
 from ernie_vit.model.warm_up import row_regimes
 
 LIBRARY = "ours"
-EAGER, GRAPH, WITH_RESAMPLER = "ours eager", "ours graph", "ours graph with resampler"
+GRAPH = "ours graph"
 TOWER, RESAMPLER = "tower", "resampler"
 MAX_TOKENS = 4096  # of the largest graph, as vLLM's
 
 
 @contextmanager
 def open_ours(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
-    """Our eager encoder, which opens its graphs on a GPU."""
+    """Our eager encoder, which opens its graphs on a GPU. The resampler is PyTorch's, behind the graph."""
     graphs: dict[str, OpenGraphs] = {}
     if weights.backend == "triton":
         weights.warm_up()
-        graphs[GRAPH] = partial(open_graphs, weights, GRAPH)
-        if captures_resampler():
-            graphs[WITH_RESAMPLER] = partial(open_graphs, weights, WITH_RESAMPLER, resampler=True)
-    yield Encoder(EAGER, LIBRARY, weights, tower=weights.vision_tower, graphs=graphs)
+        graphs[GRAPH] = partial(open_graphs, weights, GRAPH, LIBRARY, resampler=False)
+    yield Encoder("ours eager", LIBRARY, weights, tower=weights.vision_tower, graphs=graphs)
+
+
+@contextmanager
+def open_ours_with_resampler(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
+    """The same with the resampler on the kernels and in the graphs, which gives other bits.
+
+    Raises:
+        ValueError: the kernels cannot run here.
+    """
+    if weights.backend != "triton":
+        raise ValueError(weights.backend_reason)
+    provider, library = "ours graph with resampler", "ours with resampler"
+    encoder = sharing(weights, backend="triton", stages={RESAMPLER: "triton"})
+    encoder.warm_up()
+    graphs = {provider: partial(open_graphs, weights, provider, library, resampler=True)}
+    yield Encoder("ours eager with resampler", library, encoder, tower=encoder.vision_tower, graphs=graphs)
 
 
 @contextmanager
 def open_graphs(
-    weights: ErnieVisionEncoder, provider: str, capacities: Sequence[tuple[int, int]] | None = None, **options: Any
+    weights: ErnieVisionEncoder,
+    provider: str,
+    library: str,
+    capacities: Sequence[tuple[int, int]] | None = None,
+    *,
+    resampler: bool,
 ) -> Iterator[Encoder]:
-    """Graphs for up to ``MAX_TOKENS``, or of ``capacities``. What compiles was compiled before the capture is timed."""
+    """Graphs for up to ``MAX_TOKENS``, or of ``capacities``."""
     encoder = sharing(weights, backend="triton")
     chosen: dict[str, Any] = {"max_tokens": MAX_TOKENS} if capacities is None else {"capacities": capacities}
-    if capacities is None:
-        encoder.capture(**chosen, **options)
-        encoder.release()
     torch.cuda.synchronize()
     started = time.perf_counter()
-    encoder.capture(**chosen, **options)
+    encoder.capture(**chosen, resampler=resampler)  # everything has been compiled
     seconds = time.perf_counter() - started
     graphs = encoder._graphs
     assert graphs is not None
@@ -59,11 +74,10 @@ def open_graphs(
         graphs=len(graphs.capacities),
         seconds=seconds,
         mebibytes=encoder.graph_stats().memory_bytes / MIB,
-        # what the resampler adds is not estimated
-        estimate=None if options else graph_bytes(graphs.capacities, encoder.config, encoder.dtype) / MIB,
+        estimate=graph_bytes(graphs.capacities, encoder.config, encoder.dtype) / MIB,
     )
     try:
-        yield Encoder(provider, LIBRARY, encoder, capture=capture)
+        yield Encoder(provider, library, encoder, capture=capture)
     finally:
         encoder.release()
 
@@ -71,8 +85,7 @@ def open_graphs(
 def compile_kernels(plan: Plan) -> None:
     """Compile all kernels in as many processes as there are cores; they are then in Triton's cache on disk."""
     regimes = row_regimes(plan.device)
-    parts = (TOWER, RESAMPLER) if captures_resampler() else (TOWER,)
-    variants = [(part, rows) for rows in (*regimes, regimes[-1] + 2) for part in parts]
+    variants = [(part, rows) for rows in (*regimes, regimes[-1] + 2) for part in (TOWER, RESAMPLER)]
     compile_ahead(partial(compile_rows, plan.config, plan.dtype, plan.device), variants)
 
 
@@ -90,7 +103,3 @@ def compile_rows(config: ErnieVisionConfig, dtype: torch.dtype, device: torch.de
     else:
         operators = choose_operators("triton", {RESAMPLER: "triton"})
         warm_up.warm_up_resampler(encoder.resampler_model, operators.resampler)
-
-
-def captures_resampler() -> bool:
-    return RESAMPLER in inspect.signature(ErnieVisionEncoder.capture).parameters

@@ -97,8 +97,6 @@ def test_compiled_blocks_serve_every_size(weights: ErnieVisionEncoder, exact: Er
 @pytest.mark.interpreter
 @pytest.mark.parametrize("part", ["tower", "resampler"])
 def test_one_row_regime_is_warmed_up_alone(part: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    if part == "resampler" and not ours.captures_resampler():
-        pytest.skip("the resampler is not captured")
     monkeypatch.setattr(warm_up, "row_regimes", warm_up.row_regimes)  # put back afterwards
     met: list[int] = []
     watched = VisionTower if part == "tower" else Resampler

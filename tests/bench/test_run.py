@@ -60,7 +60,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     }
     assert {host.provider for host in run.hosts} == {"ours eager", "transformers"}
     missing = {entry.provider: entry.reason for entry in run.missing}
-    assert missing.keys() == {"vLLM", "torch.compile", "ours graph", "every kernel"}
+    assert missing.keys() == {"vLLM", "torch.compile", "ours graph", "ours with resampler", "every kernel"}
     assert "vllm" in missing["vLLM"]
     assert run.seconds > 0
     assert run.quick
