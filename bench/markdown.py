@@ -34,7 +34,7 @@ def render_table(table: Table) -> str:
 
 def render_rows(headings: Sequence[str], align: str, rows: Sequence[Sequence[str]]) -> str:
     """A table whose raw columns line up; ``align`` has a letter a column, l or r."""
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (headings, *rows)]
+    cells = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in (headings, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     rule = ["-" * (width - 1) + (":" if side == "r" else "-") for width, side in zip(widths, align, strict=True)]
     lines = [

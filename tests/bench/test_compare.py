@@ -78,9 +78,12 @@ def test_worse_fails(
 
 def test_other_bits_fail(compared: Callable[[Run, Run], Result]) -> None:
     run = synthetic_run()
-    result = compared(run, changed(run, "bits", place(run, "bits", provider="ours graph"), equal=19))
+    at = place(run, "bits", provider="ours graph")
+    result = compared(run, changed(run, "bits", at, equal=19))
     assert result.exit_code == 1
     assert "new" in result.output
+    # one more of many counts too
+    assert compared(changed(run, "bits", at, equal=5), changed(run, "bits", at, equal=4)).exit_code == 1
 
 
 def test_fewer_images_with_the_same_bits_are_no_change(compared: Callable[[Run, Run], Result]) -> None:
