@@ -1,7 +1,7 @@
 """A whole run on the CPU with a tiny encoder, and what becomes of it when something fails or somebody stops it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from bench.__main__ import main
 from bench.encoders.encoder import Encoder
 from bench.machine import describe
 from bench.plan import choose_plan
-from bench.records import Missing, Run
+from bench.records import Bits, Capture, Missing, Run
 from bench.run import Notebook
 from ernie_vit import ErnieVisionEncoder
 
@@ -94,6 +94,51 @@ def test_who_fails_is_named_and_the_rest_measured(tmp_path: Path, monkeypatch: p
     assert missing["fragile, 2 x 64"] == "RuntimeError: one image only"
     assert {call.input for call in run.calls if call.provider == "fragile"} == {"16", "video 4 x 16"}
     assert {call.input for call in run.calls if call.provider == "ours eager"} >= {"16", "2 x 64", "mix"}
+
+
+@contextmanager
+def open_with_graphs(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
+    def run(rows: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        # image by image: a CPU's matrix products round by their size
+        parts = rows.split(grid.prod(1).tolist())
+        return torch.cat([weights(part, size[None]) for part, size in zip(parts, grid, strict=True)])
+
+    @contextmanager
+    def graphs(capacities: Sequence[tuple[int, int]] | None) -> Iterator[Encoder]:
+        opened.append(capacities)
+        yield Encoder("peer graph", "peer", run, videos=False, capture=Capture("peer graph", 3, 0.5, 20.0))
+        opened.remove(capacities)
+
+    opened: list[Sequence[tuple[int, int]] | None] = []
+    yield Encoder("peer eager", "peer", run, graphs={"peer graph": graphs})
+    assert opened == []
+
+
+def test_graphs_are_measured_in_every_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PEERS", {"peer": open_with_graphs})
+    result, run = bench(tmp_path)
+    assert result.exit_code == 0, result.output
+    plan = choose_plan(quick=True)
+    assert run.captures == [Capture("peer graph", 3, 0.5, 20.0)]
+    # graphs come first, and the first of all is measured twice
+    assert [call.provider for call in run.calls if call.input == "16"] == [
+        "peer graph",
+        "peer graph again",
+        "ours eager",
+        "peer eager",
+    ]
+    assert "peer graph" not in {call.provider for call in run.calls if call.input.startswith("video")}
+    images = len(plan.images)
+    assert [entry for entry in run.bits if entry.provider.startswith("peer")] == [
+        Bits("peer eager", "again", images, images),
+        Bits("peer eager", "packed", images, images),
+        Bits("peer graph", "in a graph", images, images),
+        Bits("peer graph", "packed", images, images),
+        Bits("peer graph", "padded", images, images),
+    ]
+    assert {entry.provider for entry in run.padding} == {"peer graph"}
+    assert {(entry.rows, entry.capacity) for entry in run.padding} == {(16, 256), (64, 256), (64, 64)}
+    assert {host.provider for host in run.hosts} == {"ours eager", "peer eager", "peer graph"}
 
 
 def test_stopping_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
