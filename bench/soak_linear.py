@@ -3,16 +3,20 @@
 A graph holds pairs of launches, each with a live count of its own, round or ragged; the second of a pair starts while
 the first one ends. Every output is compared bit by bit, dead rows included, which must still hold the poison.
 
-    python bench/soak_linear.py --launches 10000
+Kernels are compiled by several processes before, into Triton's cache.
+
+    python -m bench.soak_linear --launches 10000
 """
 
 import sys
 import time
+from dataclasses import dataclass
 
 import click
 import torch
 from torch import Tensor
 
+from bench.compile_ahead import compile_ahead
 from ernie_vit.kernels.dispatch import why_not_gluon
 from ernie_vit.kernels.hopper.linear import launch_linear
 from ernie_vit.kernels.linear import linear_ref
@@ -22,33 +26,58 @@ from ernie_vit.kernels.triton.grid import multiprocessors
 
 PAIRS = 10  # a graph
 POISON = -777.0
-QKV, HEAD_DIM = (3840, 1280), 80
+HEAD_DIM = 80
+# as in the tower: fc1 has the activation, proj and fc2 the residual; and in the resampler
+ACTIVATIONS = {(5120, 1280): "quick_gelu", (5120, 5120): "gelu"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A weight and its tile; ``rotary``: of a qkv projection, whose q and k are rotated."""
+
+    n: int
+    k: int
+    tile: HopperTile
+    dtype: torch.dtype
+    rotary: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.n}x{self.k}{' with rotary' * self.rotary}, {self.dtype}, {self.tile}"
+
+
+def shipped_cases() -> list[Case]:
+    """Every Gluon tile with every weight that it serves."""
+    tables = {**HOPPER_TILES, (5120, 5120): HOPPER_DEFAULT}
+    return [
+        Case(n, k, tile, dtype, rotary)
+        for dtype in (torch.bfloat16, torch.float16)
+        for (n, k), regimes in tables.items()
+        for tile in dict.fromkeys(regimes.tiles)
+        for rotary in ((False, True) if n == 3 * k else (False,))
+    ]
 
 
 class Soak:
-    """One weight and tile: a graph of poisoned launches, and how many numbers were wrong.
+    """A graph of a case's poisoned launches, and how many numbers were wrong."""
 
-    ``rotary``: of a qkv projection, whose q and k are rotated.
-    """
-
-    def __init__(self, n: int, k: int, tile: HopperTile, generator: torch.Generator, *, rotary: bool = False) -> None:
+    def __init__(self, case: Case, generator: torch.Generator) -> None:
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device="cuda")
 
+        n, k, tile, dtype = case.n, case.k, case.tile, case.dtype
         # two tiles and a bit for each program: the ring and the output blocks are used again
         columns = -(-n // tile.columns)
         self.rows = tile.rows * -(-2 * multiprocessors(generator.device) // columns) + 17
         self.tile = tile
-        self.x = random(self.rows, k).bfloat16()
-        self.weight = (random(n, k) / k**0.5).bfloat16()
-        self.bias = random(n).bfloat16()
-        # as in the tower: fc1 has the activation, proj and fc2 the residual
-        self.activation = "quick_gelu" if (n, k) == (5120, 1280) else None
-        self.residual = random(self.rows, n).bfloat16() if n == 1280 else None
+        self.x = random(self.rows, k).to(dtype)
+        self.weight = (random(n, k) / k**0.5).to(dtype)
+        self.bias = random(n).to(dtype)
+        self.activation = ACTIVATIONS.get((n, k))
+        self.residual = random(self.rows, n).to(dtype) if n == 1280 else None
         angles = random(self.rows, HEAD_DIM // 2)
-        self.table = torch.stack((angles.cos(), angles.sin()), dim=1) if rotary else None
+        self.table = torch.stack((angles.cos(), angles.sin()), dim=1) if case.rotary else None
         self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-        self.outs = [torch.empty(self.rows, n, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+        self.outs = [torch.empty(self.rows, n, dtype=dtype, device="cuda") for _ in range(2)]
 
         round_and_ragged = [0, 1, tile.rows, tile.rows + 1, self.rows - 17, self.rows - 1, self.rows]
         drawn = torch.randint(self.rows + 1, (2 * PAIRS - len(round_and_ragged),), generator=generator, device="cuda")
@@ -66,7 +95,7 @@ class Soak:
         if self.table is not None:
             out = natural_order(out.unflatten(1, (3, -1, HEAD_DIM))).flatten(1)
         exact = self.reference(rows, torch.float64)
-        plain = self.reference(rows, torch.bfloat16)
+        plain = self.reference(rows, self.x.dtype)
         errors = [(result.double() - exact).norm() / exact.norm() for result in (out, plain)]
         return errors[0].item(), errors[1].item()
 
@@ -100,6 +129,11 @@ class Soak:
         return int(self.wrong.item())
 
 
+@torch.no_grad()
+def launch_once(case: Case) -> None:
+    Soak(case, torch.Generator("cuda")).relative_error()
+
+
 @click.command(help=__doc__)
 @click.option("--launches", default=10_000, show_default=True, help="Of each tile and weight.")
 @click.option("--seed", default=0, show_default=True)
@@ -108,23 +142,22 @@ def main(launches: int, seed: int) -> None:
     reason = why_not_gluon(device, torch.bfloat16)
     if reason is not None:
         raise click.ClickException(reason)
+    cases = shipped_cases()
+    compile_ahead(launch_once, cases)
     generator = torch.Generator(device).manual_seed(seed)
     failed = False
-    cases = [(shape, tile, False) for shape, regimes in HOPPER_TILES.items() for tile in dict.fromkeys(regimes.tiles)]
-    cases += [((5120, 5120), tile, False) for tile in dict.fromkeys(HOPPER_DEFAULT.tiles)]
-    cases += [(QKV, tile, True) for tile in dict.fromkeys(HOPPER_TILES[QKV].tiles)]
-    for (n, k), tile, rotary in cases:
+    for case in cases:
         start = time.perf_counter()
-        soak = Soak(n, k, tile, generator, rotary=rotary)
+        soak = Soak(case, generator)
         error, budget = soak.relative_error()
         wrong = soak.run(launches)
         right = wrong == 0 and error <= 1.02 * budget
         failed |= not right
-        name = f"{n}x{k}" + " with rotary" * rotary
         click.echo(
-            f"{'ok  ' if right else 'FAIL'} {name} {tile} rows {soak.rows}: {wrong} wrong numbers, "
+            f"{'ok  ' if right else 'FAIL'} {case}, rows {soak.rows}: {wrong} wrong numbers, "
             f"error {error:.2e} (plain PyTorch {budget:.2e}), {time.perf_counter() - start:.1f} s"
         )
+    click.echo(f"{launches} launches of each of {len(cases)} cases: {'FAILED' if failed else 'passed'}")
     sys.exit(failed)
 
 
