@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+_END = object()  # behind the last entry, so that one more or one less is a difference
+
 
 class WeightWatch:
     """Remembers where captured modules' weights are, and keeps their memory; made when the graphs are.
 
-    Every call asks it about some hundred parameters, so it walks the modules' own dictionaries, and none in Python.
+    Every call asks it about some hundred parameters, so it walks the modules' own dictionaries, without a Python loop.
 
     Args:
         captured: modules whose weights the graphs read.
@@ -20,18 +22,18 @@ class WeightWatch:
 
     def __init__(self, captured: Iterable[nn.Module], eager: Iterable[nn.Module]) -> None:
         modules = [module for root in captured for module in root.modules()]
-        self._tables = [table for module in modules for table in (module._modules, module._parameters) if table]
-        self._eager_tables = [module._parameters for root in eager for module in root.modules() if module._parameters]
-        self._entries = _entries(self._tables)
+        tables = [table for module in modules for table in (module._modules, module._parameters)]
+        self._tables = [table.values() for table in tables if table]  # views: they follow what happens to a module
+        self._entries = [*chain.from_iterable(self._tables), _END]
         self._weights = [entry for entry in self._entries if isinstance(entry, Tensor)]
         self._where = self._addresses()
         self._kept = [weight.detach() for weight in self._weights]
+        self._behind = [module._parameters.values() for root in eager for module in root.modules()]
 
     def moved(self) -> bool:
         """Whether a weight lies elsewhere, has another dtype, or a module was replaced. In-place edits move nothing."""
-        entries = _entries(self._tables)
-        same = len(entries) == len(self._entries) and all(map(is_, entries, self._entries))
-        return not same or self._addresses() != self._where
+        entries = chain(chain.from_iterable(self._tables), (_END,))
+        return not all(map(is_, entries, self._entries)) or self._addresses() != self._where
 
     def let_go(self) -> None:
         """Keep the captured weights' memory no longer."""
@@ -39,17 +41,9 @@ class WeightWatch:
 
     def want_gradient(self) -> bool:
         """Whether a parameter asks for a gradient. Those behind the graphs count: what they read is overwritten."""
-        entries = _entries(self._eager_tables)
-        return any(map(attrgetter("requires_grad"), (*self._weights, *filter(_is_tensor, entries))))
+        behind = (parameter for parameter in chain.from_iterable(self._behind) if parameter is not None)
+        return any(map(attrgetter("requires_grad"), chain(self._weights, behind)))
 
     def _addresses(self) -> list[Any]:
         # memory that went away and came back may hold another dtype
         return [self._weights[0].dtype, *map(Tensor.data_ptr, self._weights)]
-
-
-def _entries(tables: Iterable[dict[str, Any]]) -> list[Any]:
-    return list(chain.from_iterable(map(dict.values, tables)))
-
-
-def _is_tensor(entry: Any) -> bool:
-    return isinstance(entry, Tensor)

@@ -1,6 +1,5 @@
 """What the GPU tests of graphs share: encoders, the eager call, and poisoned memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from ernie_vit.encoder import ErnieVisionEncoder
 from ernie_vit.graph.inputs import GraphInputs
-from ernie_vit.graph.recording import CudaGraphRecorder
+from ernie_vit.graph.recording import CudaGraphRecorder, Forward
 from ernie_vit.model.config import ErnieVisionConfig
+from ernie_vit.model.metadata import prepare_encoder_metadata
 
 MIB = 1 << 20
 NAN = float("nan")
@@ -36,12 +36,13 @@ def rows_of(encoder: ErnieVisionEncoder, grid: Grids, seed: int = 0) -> Tensor:
 
 
 def eager(encoder: ErnieVisionEncoder, pixel_values: Tensor, grid: Any) -> Tensor:
-    """The same call as if nothing had been captured."""
-    graphs, encoder._graphs = encoder._graphs, None
-    try:
-        tokens: Tensor = encoder(pixel_values, grid)
-    finally:
-        encoder._graphs = graphs
+    """The same call without a graph, by the operators that the graphs hold."""
+    metadata, ops = prepare_encoder_metadata(grid, device=encoder.device), encoder._operators()
+    with torch.no_grad():
+        hidden_states = encoder.vision_tower(pixel_values, metadata, ops)
+        tokens: Tensor = encoder.resampler_model(
+            hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler
+        )
     return tokens
 
 
@@ -59,12 +60,13 @@ def poison(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """Make all that a replay may not rely on NaN, at every replay.
 
     The captured pass starts by filling ``num_bytes`` of the graphs' pool, in large and in small blocks, which its own
-    tensors then lie in. And the input rows past the live ones are filled after each copy into them.
+    tensors then lie in. And what lies past a call's rows and plan in the inputs is filled after each copy into them,
+    the plan's with rows that nobody has.
     """
     record, fill = CudaGraphRecorder.__call__, GraphInputs.fill
 
-    def poisoned_record(recorder: CudaGraphRecorder, forward: Callable[[], Tensor]) -> Any:
-        def poisoned_forward() -> Tensor:
+    def poisoned_record(recorder: CudaGraphRecorder, forward: Forward) -> Any:
+        def poisoned_forward() -> tuple[Tensor, ...]:
             sizes = [num_bytes, *[MIB // 2] * 64]  # tensors up to 1 MiB come from segments of their own
             blocks = [torch.full((size // 2,), NAN, dtype=torch.bfloat16, device="cuda") for size in sizes]
             del blocks
@@ -75,6 +77,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     def poisoned_fill(inputs: GraphInputs, pixel_values: Tensor, plan: Any, staging: Any) -> None:
         fill(inputs, pixel_values, plan, staging)
         inputs.pixel_values[plan.num_patches :].fill_(NAN)
+        inputs.packed[len(plan.packed) :].fill_(2**30)
 
     monkeypatch.setattr(CudaGraphRecorder, "__call__", poisoned_record)
     monkeypatch.setattr(GraphInputs, "fill", poisoned_fill)

@@ -10,11 +10,12 @@ from ernie_vit.graph.capacity import graph_bytes
 pytestmark = pytest.mark.gpu
 
 
-def test_memory_is_as_estimated(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("resampler", [False, True], ids=["tower", "tower-and-resampler"])
+def test_memory_is_as_estimated(caplog: pytest.LogCaptureFixture, resampler: bool) -> None:
     encoder = wide_encoder(depth=32)
-    encoder.capture(max_tokens=4096)  # loads the kernels, whose code takes memory too
+    encoder.capture(resampler=resampler, max_tokens=4096)  # loads the kernels, whose code takes memory too
     with caplog.at_level(logging.INFO):
-        encoder.capture(max_tokens=4096)
+        encoder.capture(resampler=resampler, max_tokens=4096)
 
     assert encoder._graphs is not None
     estimate = graph_bytes(encoder._graphs.capacities, encoder.config, encoder.dtype)

@@ -98,6 +98,10 @@ def _parametrized(encoder):
     torch.nn.utils.parametrizations.weight_norm(proj)
 
 
+def _one_more_parameter(encoder):
+    encoder.vision_tower.ln.register_parameter("more", torch.nn.Parameter(torch.zeros(1)))
+
+
 MOVES = {
     "param.data = new": _new_data,
     "load_state_dict(assign=True)": _assigned,
@@ -106,6 +110,7 @@ MOVES = {
     "half().float()": lambda encoder: encoder.half().float(),
     "a module replaced": _replaced_module,
     "a weight derived from others": _parametrized,
+    "one more": _one_more_parameter,
 }
 
 

@@ -11,7 +11,7 @@ from ernie_vit.encoder import ErnieVisionEncoder
 from ernie_vit.graph.capacity import Capacity
 from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.model.metadata import prepare_encoder_metadata
-from ernie_vit.model.operators import choose_operators
+from ernie_vit.model.operators import TORCH_RESAMPLER, TRITON_RESAMPLER, choose_operators
 
 pytestmark = pytest.mark.interpreter
 
@@ -43,3 +43,24 @@ def test_replays_have_the_bits_of_eager_calls():
         expected = resampler(hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler)
         assert torch.equal(tokens, expected), grid
     assert encoder.graph_stats().hits == len(GRIDS)
+
+
+def test_eager_calls_take_the_captured_resampler_until_release():
+    encoder = ErnieVisionEncoder.from_config(SMALL, device="cpu", backend="triton")
+    tower, resampler = encoder.vision_tower, encoder.resampler_model
+    ops = choose_operators("triton", {"resampler": "triton"})
+    for captured in (True, False):
+        arguments = (tower, resampler, ops, (Capacity(32, 2),))
+        encoder._graphs = GraphRunner(*arguments, record=EagerRecorder(), capture_resampler=captured, lazy=True)
+        assert (encoder._operators().resampler is TRITON_RESAMPLER) == captured
+    encoder.release()
+    assert encoder._operators().resampler is TORCH_RESAMPLER
+
+
+def test_a_stage_that_is_captured_must_be_tritons():
+    encoder = ErnieVisionEncoder.from_config(SMALL, device="cpu", backend="triton")
+    encoder.set_backend("triton", {"resampler": "torch"})
+    with pytest.raises(ValueError, match="every captured stage on the triton backend"):
+        encoder.capture(resampler=True)
+    with pytest.raises(ValueError, match="CUDA GPU"):
+        encoder.capture()

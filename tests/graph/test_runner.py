@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from eager_graph import EagerRecorder, device_operators, eager, poison_past_live_rows
+from eager_graph import EagerGraph, EagerRecorder, device_operators, eager, poison_past_live_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import random_rows
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ernie_vit.graph.capacity import Capacity
 from ernie_vit.graph.inputs import GraphInputs
@@ -111,6 +112,32 @@ def test_small_large_small(encoder):
     for seed in range(5):
         same(encoder, large, seed)
         assert torch.equal(encoder(pixel_values, small), first)
+
+
+class _Operations(TorchDispatchMode):
+    """Lists what passes PyTorch's dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_replayed_call_is_few_operations(encoder, monkeypatch):
+    """Each takes the host microseconds: a plan and its pixel rows copied, and the result or what a resampler wants."""
+    grid = [[1, 8, 8], [2, 4, 4]]
+    same(encoder, grid)
+    monkeypatch.setattr(EagerGraph, "replay", lambda _: None)
+    monkeypatch.setattr(encoder._graphs, "_resampler", lambda hidden_states, *_: hidden_states)
+    pixel_values = random_rows(grid)
+    with _Operations() as operations:
+        encoder(pixel_values, grid)
+    fill = ["slice.Tensor", "slice.Tensor", "copy_.default", "slice.Tensor", "copy_.default"]
+    rest = ["narrow_copy.default"] if encoder._graphs.captures_resampler else ["slice.Tensor", "slice.Tensor"]
+    assert operations.names == fill + rest
 
 
 def test_results_stay_while_later_calls_run(encoder):
