@@ -55,7 +55,7 @@ def latency(run: Run) -> Figure | None:
     colors, ends = palette(lines), []
     for name, calls in lines.items():
         x, y = [call.patches for call in calls], [call.median for call in calls]
-        line(axes, x, y, colors[name], dashed=name.endswith(derived.EAGER), strong=derived.is_ours(name))
+        line(axes, x, y, colors[name], dashed=derived.EAGER in name, strong=derived.is_ours(name))
         ends.append(End(name, x[-1], y[-1], colors[name]))
     logarithmic(axes, {call.patches for calls in lines.values() for call in calls}, room=10)
     axes.set(xlabel="patches of one image", ylabel="milliseconds")
@@ -131,7 +131,7 @@ def roofline(run: Run) -> Figure | None:
     axes.text(slope, copy * slope / 1e12 * 1.1, f"copy {copy / 1e12:.1f} TB/s", **style)
     axes.text(flat, product / 1e12, f"large product {product / 1e12:.0f} TFLOP/s", **style)
     ends = []
-    for (name, entries), color in zip(groups.items(), cycle((OURS, *PEERS)), strict=False):
+    for (name, entries), color in zip(groups.items(), cycle((OURS[0], *PEERS)), strict=False):
         axes.plot(
             [_intensity(entry) for entry in entries],
             [entry.tflops for entry in entries],
@@ -156,7 +156,7 @@ def ideal(run: Run) -> Figure | None:
     figure, every = panels(len(groups), columns=PANELS_BESIDE, height=0.32 * most, gap=0.45)
     for axes, (name, of) in zip(every, groups.items(), strict=True):
         shares = {label: derived.of_ideal(entry) for label, entry in of.items()}
-        bars(axes, shares, lambda share: f"{share:.0%}", OURS, end=1.3, words_at=1.02)
+        bars(axes, shares, lambda share: f"{share:.0%}", OURS[0], end=1.3, words_at=1.02)
         axes.set_ylim(most - 0.5, -0.5)
         for place, entry in enumerate(of.values()):
             peer = peers.get((entry.kernel, entry.case, entry.rows))

@@ -16,6 +16,11 @@ def is_ours(provider: str) -> bool:
     return provider.replace(",", " ").split()[:1] == ["ours"]
 
 
+def encoder(provider: str) -> str:
+    """Whose, without how it runs: ``"vLLM"`` of ``"vLLM graph"``."""
+    return provider.replace(GRAPH, "").replace(EAGER, "")
+
+
 def headline(call: Call) -> float:
     """Milliseconds that stand for a call: the median, and of the mix, whose calls differ in size, the mean."""
     return call.mean if call.input == MIX else call.median
@@ -48,13 +53,13 @@ def noise(run: Run) -> dict[str, float]:
 def our_encoder(run: Run) -> str | None:
     """The one of our ways to encode that is compared with the peers: from graphs, if the run has that."""
     ours = [name for name in providers(run.calls) if is_ours(name)]
-    return next((name for name in ours if name.endswith(GRAPH)), ours[0] if ours else None)
+    return next((name for name in ours if GRAPH in name), ours[0] if ours else None)
 
 
 def speed_ups(run: Run) -> dict[str, dict[str, float]]:
     """By input and peer: the peer's time over ours. Inputs that ours or all peers lack are left out."""
     ours = our_encoder(run)
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for name, calls in by_input(run).items():
         if ours in calls:
             peers = {peer: headline(call) / headline(calls[ours]) for peer, call in calls.items() if not is_ours(peer)}
@@ -79,12 +84,11 @@ def crossovers(run: Run) -> dict[str, str]:
     lines = single_images(run)
     found = {}
     for name, graph in lines.items():
-        encoder = name.removesuffix(GRAPH)
-        eager = {call.patches: call.median for call in lines.get(encoder + EAGER, [])}
+        eager = {call.patches: call.median for call in lines.get(name.replace(GRAPH, EAGER), [])}
         # positive where the graph is faster
         gains = [(call.patches, math.log(eager[call.patches] / call.median)) for call in graph if call.patches in eager]
-        if name.endswith(GRAPH) and gains:
-            found[encoder] = _in_words(gains)
+        if GRAPH in name and gains:
+            found[encoder(name)] = _in_words(gains)
     return found
 
 

@@ -6,6 +6,7 @@ They stand on light and dark pages alike. Ours is blue; a peer has one colour, i
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -15,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from PIL import Image
 
-from bench.derived import EAGER, GRAPH, is_ours
+from bench.derived import encoder, is_ours
 
 INK, FAINT, GRID = "#1f2328", "#6e7781", "#d8dee4"
-OURS = "#0969da"
+OURS = ("#0969da", "#0a3069", "#0aa5c9")
 PEERS = ("#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#57606a", "#9a6700", "#1b7c83")
 FONT, DPI, WIDTH = 12, 150, 9.0  # points, dots an inch, inches
 LABEL_GAP = 1.25  # lines of text
@@ -150,7 +151,14 @@ def label_ends(axes: Axes, ends: Sequence[End], *, beside: bool = False) -> None
             color=end.color,
             fontweight="bold" if is_ours(end.label) else "normal",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": end.color, "linewidth": 0.8, "shrinkA": 1, "shrinkB": 4},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": end.color,
+                "linewidth": 0.8,
+                "relpos": (0, 0.5),  # from the middle of the text's left side
+                "shrinkA": 2,
+                "shrinkB": 4,
+            },
         )
 
 
@@ -167,13 +175,14 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
 
 
 def palette(providers: Iterable[str]) -> dict[str, str]:
+    """A color for each encoder: its eager and graph calls share it."""
+    colors: dict[str, str] = {}
+    ours, peers = cycle(OURS), cycle(PEERS)
     names = list(providers)
-    peers = list(dict.fromkeys(_family(name) for name in names if not is_ours(name)))
-    return {name: OURS if is_ours(name) else PEERS[peers.index(_family(name)) % len(PEERS)] for name in names}
-
-
-def _family(provider: str) -> str:
-    return provider.removesuffix(GRAPH).removesuffix(EAGER)
+    for name in map(encoder, names):
+        if name not in colors:
+            colors[name] = next(ours if is_ours(name) else peers)
+    return {name: colors[encoder(name)] for name in names}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -22,6 +22,8 @@ INPUTS = {
 PROVIDERS = {
     "ours eager": (17.0, 4.2),
     "ours graph": (1.2, 4.4),
+    "ours eager with resampler": (16.2, 4.1),
+    "ours graph with resampler": (1.0, 4.2),
     "vLLM eager": (23.0, 6.3),
     "vLLM graph": (3.0, 6.6),
     "transformers": (29.0, 8.1),

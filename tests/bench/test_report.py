@@ -175,8 +175,9 @@ def test_crossover_where_the_lines_meet() -> None:
     meet = calls({1000: 1.0, 16000: 16.0}, {1000: 2.0, 16000: 2.0})
     assert derived.crossovers(meet) == {"ours": "graph up to about 2,000 patches, eager from there"}
     twice = calls({1000: 1.0, 2000: 4.0, 4000: 1.0}, {1000: 2.0, 2000: 2.0, 4000: 2.0})
+    twice.calls = [replace(call, provider=f"{call.provider} with resampler") for call in twice.calls]
     assert derived.crossovers(twice) == {
-        "ours": "graph up to about 1,400 patches, eager up to about 2,800 patches, graph from there"
+        "ours with resampler": "graph up to about 1,400 patches, eager up to about 2,800 patches, graph from there"
     }
 
 
@@ -193,10 +194,13 @@ def test_packed_calls_and_videos_are_not_on_the_line_of_images() -> None:
         assert [call.input for call in line] == [name for name in INPUTS if name.replace(",", "").isdigit()]
 
 
-def test_a_peer_has_one_color() -> None:
-    colors = palette(["vLLM eager", "transformers", "vLLM graph", "ours eager", "ours graph"])
+def test_an_encoder_has_one_color() -> None:
+    colors = palette(
+        ["vLLM eager", "transformers", "vLLM graph", "ours eager", "ours graph", "ours graph with resampler"]
+    )
     assert colors["vLLM eager"] == colors["vLLM graph"]
-    assert len(set(colors.values())) == 3
+    assert colors["ours eager"] == colors["ours graph"]
+    assert len(set(colors.values())) == 4
 
 
 @given(st.lists(st.floats(-1e3, 1e3), max_size=9), st.floats(1, 50))
