@@ -92,7 +92,7 @@ def _full() -> Plan:
         checked=("256", "1,296", "video 16 x 816"),
         by_block=("1,296", "3,996"),
         rounds=30,
-        seconds=9.0,
+        seconds=7.0,
         mix=MIX,
         mix_passes=2,
         images=[(1, 16, 16), (1, 24, 24), (1, 36, 36), (1, 36, 48), (1, 34, 46), (1, 54, 74)],

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from bench.accuracy import PLAIN, Blocks, check_tokens
 from bench.bits import compare_bits
@@ -89,7 +90,7 @@ class Notebook:
             yield
         except Exception as error:  # of whatever kind: the rest is measured all the same
             self.run.missing.append(Missing.of(name, error))
-            self.log.print(f"missing: {name}: {self.run.missing[-1].reason}", highlight=False)
+            self.log.print(f"missing: {name}: {escape(self.run.missing[-1].reason)}", highlight=False, soft_wrap=True)
         finally:
             self.run.seconds = time.perf_counter() - self._started
             beside = self.path.with_suffix(".writing")
@@ -185,9 +186,9 @@ def check(
         screen.print("Error of the tokens against float64, before anything is timed:")
         for name in plan.checked:
             of = [f"{entry.provider} {entry.error:.2e}" for entry in errors if entry.input == name]
-            screen.print(f"  {name}: {', '.join(of)}", highlight=False)
+            screen.print(f"  {name}: {', '.join(of)}", highlight=False, soft_wrap=True)
         for entry in missing:
-            screen.print(f"  [red]not timed[/]: {entry.provider}, {entry.reason}", highlight=False)
+            screen.print(f"  [red]not timed[/]: {entry.provider}, {escape(entry.reason)}", soft_wrap=True)
         for name in plan.by_block:
             blocks = Blocks(name, exact, plan)
             for encoder in (plain, *kept):
