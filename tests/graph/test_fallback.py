@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import random_rows
 
+from ernie_vit.graph.weights import WeightWatch
+
 GRID = [[1, 8, 8], [2, 4, 4]]
 
 
@@ -98,10 +100,6 @@ def _parametrized(encoder):
     torch.nn.utils.parametrizations.weight_norm(proj)
 
 
-def _one_more_parameter(encoder):
-    encoder.vision_tower.ln.register_parameter("more", torch.nn.Parameter(torch.zeros(1)))
-
-
 MOVES = {
     "param.data = new": _new_data,
     "load_state_dict(assign=True)": _assigned,
@@ -110,7 +108,6 @@ MOVES = {
     "half().float()": lambda encoder: encoder.half().float(),
     "a module replaced": _replaced_module,
     "a weight derived from others": _parametrized,
-    "one more": _one_more_parameter,
 }
 
 
@@ -130,6 +127,27 @@ def test_weights_that_move_drop_the_graphs_and_say_so(encoder, pixel_values, rec
         "ernie-vit: captured weights have moved; their graphs are dropped, capture() makes new ones"
     ]
     assert recorder.graphs == []
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_resamplers_weights_may_move_unless_it_is_captured(encoder, pixel_values, capture, captured):
+    capture(capture_resampler=captured)
+    weight = encoder.resampler_model.mlp.weight
+    weight.data = 2 * weight.data
+    assert torch.equal(encoder(pixel_values, GRID), eager(encoder, pixel_values, GRID))
+    assert encoder.graph_stats().fallbacks == ({"weights moved": 1} if captured else {})
+
+
+@pytest.mark.parametrize("change", ["more", "less"])
+def test_a_parameter_more_or_less_at_the_end_is_a_move(change):
+    norm = torch.nn.LayerNorm(4)
+    watch = WeightWatch([norm], [])
+    assert not watch.moved()
+    if change == "more":
+        norm.register_parameter("more", torch.nn.Parameter(torch.zeros(1)))
+    else:
+        del norm.bias
+    assert watch.moved()
 
 
 def test_weights_that_moved_can_be_captured_again(encoder, pixel_values, capture):
