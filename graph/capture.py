@@ -52,8 +52,6 @@ def capture_graphs(
     else:
         chosen = check_capacities(capacities)
 
-    if capture_resampler:
-        warm_up_resampler(resampler, ops.resampler)  # also for cut calls, which resample as many rows as they have
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0]
     if capacities is None and max_tokens is None:
@@ -68,6 +66,8 @@ def capture_graphs(
     logger.info("ernie-vit: %s will take %d MiB", what, cost // MIB)
     started = time.perf_counter()
     try:
+        if capture_resampler:
+            warm_up_resampler(resampler, ops.resampler)  # also for cut calls, which resample as many rows as they have
         runner = GraphRunner(
             tower,
             resampler,
