@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ernie_vit.kernels.qkv_rotary import qkv_rotary, qkv_rotary_ref
-from ernie_vit.model.operators import choose_operators
+from ernie_vit.model.operators import TORCH_RESAMPLER, TRITON_RESAMPLER, Backend, choose_operators
 
 HEADS, HEAD_DIM, ROWS = 2, 16, 5
 
@@ -21,6 +21,12 @@ def arguments() -> tuple[Tensor, ...]:
 def test_projection_and_rotation_are_one_call_where_both_are_on_one_backend() -> None:
     assert choose_operators("triton").qkv_rotary is qkv_rotary
     assert choose_operators("torch").qkv_rotary is qkv_rotary_ref
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_the_resampler_is_pytorchs_unless_asked_for(backend: Backend) -> None:
+    assert choose_operators(backend).resampler is TORCH_RESAMPLER
+    assert choose_operators(backend, {"resampler": "triton"}).resampler is TRITON_RESAMPLER
 
 
 @pytest.mark.interpreter
