@@ -179,7 +179,7 @@ def test_hopper_tile_with_rotary(tile: HopperTile) -> None:
     # a box of 16 columns each, in place of one or two: once in the loop, and once a stage that is fetched ahead
     main, tail = tile.column_parts
     boxes = (main + tail) // 16
-    assert found.tma == bare.tma + boxes * (1 + (tile.stages if tile.pdl else 0))
+    assert found.tma == bare.tma + boxes * (1 + (0 if tile.group_rows else tile.stages))
     # cosines and sines of two neighbouring channels at a time
     columns, row_blocks = tile.columns, tile.row_blocks if not tile.ping_pong else tile.groups * tile.rows // 64
     assert len(re.findall(r"LDG\.E\.64\b", found.assembly)) == row_blocks * columns // 16 * 2 * 2

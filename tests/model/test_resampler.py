@@ -43,7 +43,7 @@ def test_kernels_equal_float64_within_the_error_of_torch(device: str, dtype: tor
     resampler = resampler.to(device, dtype)
     hidden = torch.randn(ROWS, 160, generator=torch.Generator().manual_seed(3)).to(device, dtype)
     plain, fused = (resample(resampler, hidden, ops) for ops in (TORCH_RESAMPLER, TRITON_RESAMPLER))
-    assert_within_budget(fused, plain, resample(resampler.double(), hidden.double()))
+    assert_within_budget(fused, plain, resample(resampler.double(), hidden.double()), sums=5)
 
 
 @torch.no_grad()
