@@ -181,5 +181,9 @@ def capture(
         scheduler_config=vllm_config.scheduler_config,
     )
     manager = EncoderCudaGraphManager(settings, torch.device("cuda"), dtype, model)
-    manager.capture(torch.cuda.graph_pool_handle())
+    # vLLM captures on what it takes for the current stream: the one that was set last, be it the default one
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        manager.capture(torch.cuda.graph_pool_handle())
     return manager
