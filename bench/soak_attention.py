@@ -3,7 +3,8 @@
 A missing barrier shows once in many launches, so one comparison proves nothing. Each tile runs on round and ragged
 lengths, from buffers whose rows past the sequences hold NaN; every launch must give the same bits, no NaN in a live
 row, and must leave the poison in all others. Launches come in pairs that follow each other at once. Run:
-``python -m bench.soak_attention``.
+``python -m bench.soak_attention``; and two of it at the same time, for then the GPU changes from one process to the
+other in the middle of launches, which has found what 10,000 launches alone had not.
 """
 
 import time

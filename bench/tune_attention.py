@@ -29,7 +29,6 @@ from ernie_vit.kernels.tiles.attention import (
     HOPPER_LONG,
     HOPPER_MIDDLE,
     HOPPER_SHORT,
-    HOPPER_TWO_ROUNDS,
     HopperTile,
     PlainTile,
     attention_tile,
@@ -47,13 +46,12 @@ ERROR_CASES = [(2, (1296,)), (16, (1296,)), (2, (1296,) * 8), (16, (1296,) * 8)]
 
 # Columns of the table.
 HOPPER_CANDIDATES = {
-    "1 persistent": HOPPER_SHORT,
-    "2 persistent": HOPPER_TWO_ROUNDS,
-    "2 an item": replace(HOPPER_TWO_ROUNDS, persistent=False),
+    "2 persistent": HOPPER_SHORT,
+    "2 an item": replace(HOPPER_SHORT, persistent=False),
     "3 persistent": replace(HOPPER_MIDDLE, cut=False),
-    "3 pers., cut": replace(HOPPER_MIDDLE, cut=True),
+    "3 pers., cut": HOPPER_MIDDLE,
     "3 an item": replace(HOPPER_LONG, cut=False),
-    "3 an item, cut": replace(HOPPER_LONG, cut=True),
+    "3 an item, cut": HOPPER_LONG,
 }
 PLAIN_CANDIDATES = {
     "64, 2 stages, 2": PlainTile(rows=64, keys=64, num_warps=4, num_stages=2, programs=2),

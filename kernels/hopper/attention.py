@@ -95,7 +95,7 @@ def producer(q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shar
 
 
 @gluon.jit
-def pass_by(item, slot, taken, work_list_ptr, shared, W: gl.constexpr, TURNS: gl.constexpr):
+def pass_by(item, slot, taken, work_list_ptr, shared, W: gl.constexpr):
     """``attend`` for a warpgroup without rows in the item: it lets go of every slot, and of its turns."""
     WARPGROUPS: gl.constexpr = shared.q_main.shape[0]
     _, _, first, end, _ = load_item(work_list_ptr, item)
@@ -106,7 +106,7 @@ def pass_by(item, slot, taken, work_list_ptr, shared, W: gl.constexpr, TURNS: gl
     for j in range(blocks + 1):
         stage = slot % STAGES
         mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
-        if TURNS and (j > 0) & (j < blocks):
+        if (j > 0) & (j < blocks):
             mbarrier.wait(shared.turn.index(W), ((turn + j) & 1) ^ (1 if W == 0 else 0))
             mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
         mbarrier.arrive(shared.empty.index(stage), count=1)
@@ -125,7 +125,6 @@ def attend(
     shared,
     W: gl.constexpr,  # which warpgroup
     HEADS: gl.constexpr,
-    TURNS: gl.constexpr,
 ):
     """Rows 64 W to 64 W + 63 of an item. Returns ``slot`` and ``taken`` for the next one."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -163,8 +162,7 @@ def attend(
         slot += 1
         stage = slot % STAGES
         mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
-        if TURNS:
-            mbarrier.wait(shared.turn.index(W), ((slot - first_slot + turns) & 1) ^ (1 if W == 0 else 0))
+        mbarrier.wait(shared.turn.index(W), ((slot - first_slot + turns) & 1) ^ (1 if W == 0 else 0))
         out_main = warpgroup_mma(unpack(packed, OUT_MAIN, DTYPE), shared.v_main.index(stage), out_main, is_async=True)
         out_tail = warpgroup_mma(unpack(packed, OUT_TAIL, DTYPE), shared.v_tail.index(stage), out_tail, is_async=True)
         out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(out_main, out_tail, packed))
@@ -172,8 +170,7 @@ def attend(
             shared.q_main.index(W), shared.k_main.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True
         )
         s = warpgroup_mma(shared.q_tail.index(W), shared.k_tail.index(stage).permute((1, 0)), s, is_async=True)
-        if TURNS:
-            mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
+        mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(shared.empty.index(stage), count=1)
         new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
@@ -221,17 +218,16 @@ def take(
     shared,
     W: gl.constexpr,
     HEADS: gl.constexpr,
-    TURNS: gl.constexpr,
 ):
     """``attend``, or ``pass_by`` where the item ends before this warpgroup's rows. Every item has rows of the first."""
     if W == 0:
-        slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+        slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS)
     else:
         row, row_end, _, _, _ = load_item(work_list_ptr, item)
         if row + 64 * W < row_end:
-            slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+            slot, taken = attend(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS)
         else:
-            slot, taken = pass_by(item, slot, taken, work_list_ptr, shared, W, TURNS)
+            slot, taken = pass_by(item, slot, taken, work_list_ptr, shared, W)
     return slot, taken
 
 
@@ -243,7 +239,6 @@ def consumer(
     scale_log2,
     shared,
     HEADS: gl.constexpr,
-    TURNS: gl.constexpr,
     PERSISTENT: gl.constexpr,
 ):
     """Warpgroup ``W`` of the program."""
@@ -251,10 +246,10 @@ def consumer(
     if PERSISTENT:
         slot, taken = 0, 0
         for item in range(gl.program_id(0), count, gl.num_programs(0)):
-            slot, taken = take(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+            slot, taken = take(item, slot, taken, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS)
     elif gl.program_id(0) < count:
         item, zero = gl.program_id(0), gl.to_tensor(0)
-        take(item, zero, zero, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS, TURNS)
+        take(item, zero, zero, out_ptr, work_list_ptr, scale_log2, shared, W, HEADS)
 
 
 @gluon.jit(do_not_specialize=["scale_log2"])
@@ -270,7 +265,6 @@ def attention_kernel(
     scale_log2,  # scale * log2(e)
     HEADS: gl.constexpr,
     WARPGROUPS: gl.constexpr,
-    TURNS: gl.constexpr,
     PERSISTENT: gl.constexpr,
 ):
     DTYPE: gl.constexpr = out_ptr.dtype.element_ty
@@ -300,33 +294,24 @@ def attention_kernel(
     if WARPGROUPS == 3:
         gl.warp_specialize(
             [
-                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
-                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
-                (consumer, (2, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, PERSISTENT)),
+                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, PERSISTENT)),
+                (consumer, (2, out_ptr, work_list_ptr, scale_log2, shared, HEADS, PERSISTENT)),
                 (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared)),
             ],
             [4, 4, 1],
             [THREE_REGISTERS, THREE_REGISTERS, PRODUCER_REGISTERS],
         )
-    elif WARPGROUPS == 2:
+    else:
+        gl.static_assert(WARPGROUPS == 2)
         gl.warp_specialize(
             [
-                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
-                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, PERSISTENT)),
+                (consumer, (1, out_ptr, work_list_ptr, scale_log2, shared, HEADS, PERSISTENT)),
                 (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared)),
             ],
             [4, 1],
             [TWO_REGISTERS, PRODUCER_REGISTERS],
-        )
-    else:
-        gl.static_assert(WARPGROUPS == 1)
-        gl.warp_specialize(
-            [
-                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, TURNS, PERSISTENT)),
-                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared)),
-            ],
-            [1],
-            [PRODUCER_REGISTERS],
         )
 
 
@@ -365,7 +350,7 @@ def launch_attention(
         return
     programs = num_items
     if tile.persistent:
-        programs = persistent_programs(num_items, q.device, per_multiprocessor=tile.programs)
+        programs = persistent_programs(num_items, q.device, per_multiprocessor=1)
 
     def block(x: Tensor, block_rows: int, columns: int) -> TensorDescriptor:
         layout = block_layout(block_rows, columns, x.dtype)
@@ -385,7 +370,6 @@ def launch_attention(
             work_list,
             scale * LOG2_E,
         ),
-        (heads, tile.warpgroups, tile.turns, tile.persistent),
+        (heads, tile.warpgroups, tile.persistent),
         num_warps=4,
-        maxnreg=tile.maxnreg,
     )
