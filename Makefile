@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 OLDEST_TRITON := 3.6.0
+# The other release whose Gluon kernels are used; it comes with vLLM 0.33.
+GLUON_TRITON := 3.8.0
 # The newest vLLM that the plugin knows, and one from before vLLM had encoder graphs for ERNIE-4.5-VL (0.28).
 VLLM := 0.33.0
 EARLIER_VLLM := 0.26.0
@@ -12,7 +14,7 @@ EARLIER_VLLM := 0.26.0
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n 2
 VLLM_PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 build/vllm/bin/pytest -n 2 --dist loadfile tests/vllm_plugin
 
-.PHONY: help demo test test-oldest-triton test-vllm lint types bench
+.PHONY: help demo test test-oldest-triton test-gluon-triton test-vllm lint types bench
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 26
@@ -29,6 +31,9 @@ test: $(VENV)/.dev ## run every test that this machine can run
 test-oldest-triton: build/triton-$(OLDEST_TRITON) ## run the kernel tests with the oldest Triton supported
 	PYTHONPATH=build/triton-$(OLDEST_TRITON) $(PYTEST) -m compile
 	PYTHONPATH=build/triton-$(OLDEST_TRITON) TRITON_INTERPRET=1 $(PYTEST) -m interpreter
+
+test-gluon-triton: build/triton-$(GLUON_TRITON) ## compile the Gluon kernels with the newest Triton that they are used with
+	PYTHONPATH=build/triton-$(GLUON_TRITON) $(PYTEST) -m gluon
 
 test-vllm: build/vllm/.ready build/vllm-$(EARLIER_VLLM) ## run the plugin's tests inside two releases of vLLM, on the CPU
 	$(VLLM_PYTEST)

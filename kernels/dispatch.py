@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 # Gluon is experimental: its kernels are used with the Triton releases that they were soaked with on a GPU.
-HOPPER_TRITON = ("3.6",)
+HOPPER_TRITON = ("3.6", "3.8")
 OLDEST_TRITON = (3, 6)
 
 # Rows up to which layer norm and rotary start early. On an H200 a pass was faster so at 1,296 rows, and not at 3,996
