@@ -207,9 +207,14 @@ def allocate(x, weight, weight_tail, weight_pairs, out, out_tail, PLAN: gl.const
         out_tail_blocks = gl.allocate_shared_memory(P.DTYPE, [P.GROUPS, P.ROWS, P.OUT_TAIL], out_tail.layout)
     ready = _barriers(P.STAGES, 1)
     empty = _barriers(P.STAGES, 1 if P.PING_PONG else P.GROUPS)
-    residual_ready = _barriers(2 * P.GROUPS, 1)
-    residual_empty = _barriers(2 * P.GROUPS, 1)
-    turn = _barriers(P.GROUPS, 1)
+    # Only barriers that are used: the compiler gives the memory of others away, and PTX forbids to use a barrier's
+    # memory again before mbarrier.inval.
+    residual_ready, residual_empty, turn = ready, ready, ready
+    if P.RESIDUAL:
+        residual_ready = _barriers(2 * P.GROUPS, 1)
+        residual_empty = _barriers(2 * P.GROUPS, 1)
+    if P.PING_PONG:
+        turn = _barriers(P.GROUPS, 1)
     fence_async_shared()
     return Shared(
         x_ring,

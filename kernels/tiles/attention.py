@@ -44,7 +44,9 @@ class HopperTile:
 # and fp16, alone on the GPU and beside another process. Two have failed it. One of 64 keys a step, with 80 registers a
 # thread at entry, was wrong in nearly every launch. One of one warpgroup, two programs a multiprocessor, took 5.3 us at
 # 256 rows and 10.1 at 576 and passed 10,000 launches alone, but beside another process that used the GPU it left NaN
-# in one launch of 300, with Triton 3.6 and 3.8; the tiles below passed there too. The cause was not found.
+# in one launch of 300, with Triton 3.6 and 3.8; the tiles below passed there too. It initialised barriers that it did
+# not use, and the compiler gave the memory of one to the epilogue, which PTX forbids before mbarrier.inval: the likely
+# cause.
 HOPPER_SHORT = HopperTile(warpgroups=2, persistent=True, cut=False)
 HOPPER_MIDDLE = HopperTile(warpgroups=3, persistent=True, cut=True)
 HOPPER_LONG = HopperTile(warpgroups=3, persistent=False, cut=True)

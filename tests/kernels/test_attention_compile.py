@@ -1,5 +1,7 @@
 """Every shipped attention tile, compiled for the GPUs that it serves: no spills, memory within the card's limit."""
 
+import re
+
 import pytest
 import torch
 
@@ -68,6 +70,8 @@ def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
     # a warpgroup's products with K = 16: one block of scores before the loop, one in it, V in the loop and after it
     assert result.wgmma == tile.warpgroups * (2 * 80 // 16 + 2 * 2 * 128 // 16)
     assert result.tma == 2 * tile.warpgroups + 10
+    # Q full and empty, two slots of the ring, a turn for each warpgroup: the compiler gives away what is not used
+    assert len(re.findall(r"SYNCS\.EXCH\.64", result.assembly)) == 2 + 2 * 2 + tile.warpgroups
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
