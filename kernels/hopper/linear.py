@@ -1,8 +1,8 @@
 """The linear of Hopper GPUs in Gluon: out = residual + act(x @ weight.T + bias), bf16 or fp16.
 
 Persistent and warp-specialised, one program a multiprocessor: one warp streams tiles of x and weight into a ring in
-shared memory by TMA, one warp fetches the residual ahead into the output blocks, one to three groups of four warps
-multiply (wgmma), finish and store. K is summed in order in fp32, so every tile gives the same bits; one rounding, at
+shared memory by TMA, one warp fetches the residual ahead into the output blocks or, where there is none and the copies
+are many, issues a part of them; one to three groups of four warps multiply (wgmma), finish and store. K is summed in order in fp32, so every tile gives the same bits; one rounding, at
 the end.
 
 Cooperative: the groups hold the row blocks of one tall tile (five blocks over three groups as 2 + 2 + 1).
