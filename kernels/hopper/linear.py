@@ -2,8 +2,8 @@
 
 Persistent and warp-specialised, one program a multiprocessor: one warp streams tiles of x and weight into a ring in
 shared memory by TMA, one warp fetches the residual ahead into the output blocks or, where there is none and the copies
-are many, issues a part of them; one to three groups of four warps multiply (wgmma), finish and store. K is summed in order in fp32, so every tile gives the same bits; one rounding, at
-the end.
+are many, issues a part of them; one to three groups of four warps multiply (wgmma), finish and store. K is summed in
+order in fp32, so every tile gives the same bits; one rounding, at the end.
 
 Cooperative: the groups hold the row blocks of one tall tile (five blocks over three groups as 2 + 2 + 1).
 Ping-pong: each group has a tile of its own, so that one group's epilogue runs under another's wgmma.

@@ -42,7 +42,7 @@ def write_late(source: Tensor, target: Tensor, live: Tensor, num_rows: Tensor) -
 
 
 def projection(n: int, k: int, rows: int, *, rotary: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """x ``[rows, k]`` and its live rows to ``[rows, n]``, with the tower's epilogue, whose kernels other tests compile."""
+    """x ``[rows, k]`` and the live rows to ``[rows, n]``, with the tower's epilogue: other tests compile it too."""
     weight = (torch.randn(n, k, device="cuda") / k**0.5).bfloat16()
     bias = torch.randn(n, device="cuda").bfloat16()
     if rotary:
