@@ -47,7 +47,7 @@ setup(
     package_dir=FOLDERS,
     package_data={"ernie_vit": ["py.typed"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.11", "triton>=3.6,<3.10", "numpy>=1.26", "tqdm>=4.66"],
+    install_requires=["torch>=2.11", "triton>=3.6,<3.10", "numpy>=1.26", "einops>=0.8", "tqdm>=4.66"],
     extras_require={
         "images": IMAGES,
         "weights": WEIGHTS,

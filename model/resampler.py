@@ -5,6 +5,7 @@ how many are live comes from the metadata, so nothing is read back from the devi
 """
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ernie_vit.model.config import ErnieVisionConfig
@@ -76,9 +77,9 @@ class Resampler(nn.Module):
         """
         spatial, temporal = self.spatial_linear, self.temporal_linear
         num_windows, num_halves, num_tokens = live_counts.split(1)
-        windows = hidden_states.view(-1, spatial.fc1.in_features)
+        windows = rearrange(hidden_states, "(windows patches) channels -> windows (patches channels)", patches=4)
         halves = spatial(windows, num_windows, ops, norm_rows=num_halves, index=temporal_rows.view(-1))
-        frames = halves.view(-1, temporal.fc1.in_features)
+        frames = rearrange(halves, "(tokens frames) channels -> tokens (frames channels)", frames=2)
         merged = temporal(frames, num_tokens, ops, norm_rows=num_tokens)
         tokens = ops.linear(merged, self.mlp.weight, self.mlp.bias, num_rows=num_tokens)
         return ops.rms_norm(tokens, self.after_norm.weight, eps=self.after_norm.eps, num_rows=num_tokens)

@@ -43,5 +43,5 @@ def warm_up_resampler(resampler: Resampler, ops: ResamplerOperators) -> None:
     live_counts = torch.zeros(3, dtype=torch.int32, device=weight.device)
     with torch.no_grad():
         for rows in (*regimes, regimes[-1] + 1):
-            temporal_rows = live_counts.new_zeros(rows, 2)
-            resampler(weight.new_zeros(rows, weight.shape[1]), temporal_rows, live_counts, ops)
+            hidden_states = weight.new_zeros(4 * rows, weight.shape[1] // 4)  # as many merge windows as tokens
+            resampler(hidden_states, live_counts.new_zeros(rows, 2), live_counts, ops)
