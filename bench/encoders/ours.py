@@ -15,9 +15,8 @@ from bench.plan import Plan
 from bench.records import Capture
 from ernie_vit import ErnieVisionConfig, ErnieVisionEncoder
 from ernie_vit.graph.capacity import MIB, graph_bytes
-from ernie_vit.model import warm_up
 from ernie_vit.model.operators import choose_operators
-from ernie_vit.model.warm_up import row_regimes
+from ernie_vit.model.warm_up import row_sizes, warm_up, warm_up_resampler
 
 LIBRARY = "ours"
 GRAPH = "ours graph"
@@ -84,8 +83,7 @@ def open_graphs(
 
 def compile_kernels(plan: Plan) -> None:
     """Compile all kernels in as many processes as there are cores; they are then in Triton's cache on disk."""
-    regimes = row_regimes(plan.device)
-    variants = [(part, rows) for rows in (*regimes, regimes[-1] + 2) for part in (TOWER, RESAMPLER)]
+    variants = [(part, rows) for rows in row_sizes(plan.device) for part in (TOWER, RESAMPLER)]
     compile_ahead(partial(compile_rows, plan.config, plan.dtype, plan.device), variants)
 
 
@@ -95,11 +93,10 @@ def compile_rows(config: ErnieVisionConfig, dtype: torch.dtype, device: torch.de
     By one block: all blocks run the same kernels.
     """
     part, rows = variant
-    warm_up.row_regimes = lambda _device: (rows - 1,)  # and warming up tries one more row than the last of them
     with device:
         encoder = ErnieVisionEncoder(replace(config, depth=1), backend="triton").to(dtype)
+    operators = choose_operators("triton", {RESAMPLER: "triton"})
     if part == TOWER:
-        encoder.warm_up()
+        warm_up(encoder.vision_tower, operators, [rows])
     else:
-        operators = choose_operators("triton", {RESAMPLER: "triton"})
-        warm_up.warm_up_resampler(encoder.resampler_model, operators.resampler)
+        warm_up_resampler(encoder.resampler_model, operators.resampler, [rows])
