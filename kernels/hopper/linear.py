@@ -10,7 +10,7 @@ Ping-pong: each group has a tile of its own, so that one group's epilogue runs u
 
 With a table of angles it is the qkv projection of which q and k leave rotated (``linear_rotary.py``).
 
-Programmatic dependent launch: weights are fetched before ``gdc_wait``, everything else after it, and every program
+Programmatic dependent launch: the first weights are fetched before ``gdc_wait``, all else after it, and every program
 waits, so that a kernel which has waited for this one has waited for all before it. The Gluon names are those of
 Triton 3.6 to 3.8.
 """

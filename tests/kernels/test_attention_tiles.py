@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ernie_vit.kernels.tiles.attention import (
     FEW_DEAD_ROWS,
+    HOPPER_LONG,
+    HOPPER_MIDDLE,
     HOPPER_TILES,
     ROW_BOUNDS,
     SEQLEN_BOUNDS,
@@ -23,6 +25,13 @@ SEQLENS = (*SEQLEN_BOUNDS, SEQLEN_BOUNDS[-1] + 1)
 def test_the_bounds_reach_every_tile():
     """So a warm-up over them compiles all that any sizes can need."""
     assert {hopper_tile(*sizes) for sizes in product(ROWS, SEQLENS, SEQUENCE_COUNTS)} == set(HOPPER_TILES)
+
+
+def test_a_program_an_item_where_few_of_a_default_graphs_stay_dead():
+    for rows in (5376, FEW_DEAD_ROWS):
+        assert hopper_tile(rows, rows, rows // 256) == HOPPER_LONG
+        assert hopper_tile(rows, rows, rows // 64) == HOPPER_MIDDLE
+    assert hopper_tile(16_384, 16_384, 64) == HOPPER_MIDDLE
 
 
 @pytest.mark.parametrize("bound", ROW_BOUNDS)
