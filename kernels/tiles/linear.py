@@ -121,7 +121,7 @@ def _ping_pong(rows: int, columns: int, stages: int, order: Order) -> HopperTile
 HOPPER_BOUNDS = (384, 832, 1536, 2560, 5376, 8448, 12288)
 
 # (columns of the output, columns of x) -> tiles. The figures: milliseconds of eight blocks of the tower at the size
-# named above, on one H200 (triton 3.6.0, bf16; commits cad8d19 and 37d51cf, with attention's tile of one warpgroup up to
+# named above, on one H200 (triton 3.6.0, bf16; cad8d19 and 37d51cf, with attention in its tile of one warpgroup up to
 # 1,024 rows), with this tile and with the best of another shape. They differ by 1 % from run to run, and by 2 % where
 # the GPU is at its power limit, from 1,296 rows on.
 HOPPER_TILES: dict[tuple[int, int], Regimes[HopperTile]] = {
