@@ -29,6 +29,7 @@ from ernie_vit.kernels.tiles.attention import (
     HOPPER_LONG,
     HOPPER_MIDDLE,
     HOPPER_SHORT,
+    HOPPER_TWO_ROUNDS,
     HopperTile,
     PlainTile,
     attention_tile,
@@ -46,8 +47,9 @@ ERROR_CASES = [(2, (1296,)), (16, (1296,)), (2, (1296,) * 8), (16, (1296,) * 8)]
 
 # Columns of the table.
 HOPPER_CANDIDATES = {
-    "2 persistent": HOPPER_SHORT,
-    "2 an item": replace(HOPPER_SHORT, persistent=False),
+    "1 persistent": HOPPER_SHORT,
+    "2 persistent": HOPPER_TWO_ROUNDS,
+    "2 an item": replace(HOPPER_TWO_ROUNDS, persistent=False),
     "3 persistent": replace(HOPPER_MIDDLE, cut=False),
     "3 pers., cut": HOPPER_MIDDLE,
     "3 an item": replace(HOPPER_LONG, cut=False),

@@ -162,7 +162,8 @@ def attend(
         slot += 1
         stage = slot % STAGES
         mbarrier.wait(shared.full.index(stage), (slot // STAGES) & 1)
-        mbarrier.wait(shared.turn.index(W), ((slot - first_slot + turns) & 1) ^ (1 if W == 0 else 0))
+        if WARPGROUPS > 1:
+            mbarrier.wait(shared.turn.index(W), ((slot - first_slot + turns) & 1) ^ (1 if W == 0 else 0))
         out_main = warpgroup_mma(unpack(packed, OUT_MAIN, DTYPE), shared.v_main.index(stage), out_main, is_async=True)
         out_tail = warpgroup_mma(unpack(packed, OUT_TAIL, DTYPE), shared.v_tail.index(stage), out_tail, is_async=True)
         out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(out_main, out_tail, packed))
@@ -170,7 +171,8 @@ def attend(
             shared.q_main.index(W), shared.k_main.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True
         )
         s = warpgroup_mma(shared.q_tail.index(W), shared.k_tail.index(stage).permute((1, 0)), s, is_async=True)
-        mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
+        if WARPGROUPS > 1:
+            mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(shared.empty.index(stage), count=1)
         new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
@@ -282,8 +284,11 @@ def attention_kernel(
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [WARPGROUPS, 1], BARRIER),
     )
-    for w in gl.static_range(WARPGROUPS):
-        mbarrier.init(shared.turn.index(w), count=1)
+    # A barrier that no partition uses must not be initialised: the compiler gives its memory to others, and PTX forbids
+    # to write there before mbarrier.inval.
+    if WARPGROUPS > 1:
+        for w in gl.static_range(WARPGROUPS):
+            mbarrier.init(shared.turn.index(w), count=1)
     mbarrier.init(shared.q_full, count=1)
     mbarrier.init(shared.q_empty, count=WARPGROUPS)
     for stage in gl.static_range(STAGES):
@@ -302,8 +307,7 @@ def attention_kernel(
             [4, 4, 1],
             [THREE_REGISTERS, THREE_REGISTERS, PRODUCER_REGISTERS],
         )
-    else:
-        gl.static_assert(WARPGROUPS == 2)
+    elif WARPGROUPS == 2:
         gl.warp_specialize(
             [
                 (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, PERSISTENT)),
@@ -312,6 +316,16 @@ def attention_kernel(
             ],
             [4, 1],
             [TWO_REGISTERS, PRODUCER_REGISTERS],
+        )
+    else:
+        gl.static_assert(WARPGROUPS == 1)
+        gl.warp_specialize(
+            [
+                (consumer, (0, out_ptr, work_list_ptr, scale_log2, shared, HEADS, PERSISTENT)),
+                (producer, (q_main, q_tail, k_main, k_tail, v_main, v_tail, work_list_ptr, shared)),
+            ],
+            [1],
+            [PRODUCER_REGISTERS],
         )
 
 
@@ -350,7 +364,7 @@ def launch_attention(
         return
     programs = num_items
     if tile.persistent:
-        programs = persistent_programs(num_items, q.device, per_multiprocessor=1)
+        programs = persistent_programs(num_items, q.device, per_multiprocessor=tile.programs)
 
     def block(x: Tensor, block_rows: int, columns: int) -> TensorDescriptor:
         layout = block_layout(block_rows, columns, x.dtype)
@@ -372,4 +386,5 @@ def launch_attention(
         ),
         (heads, tile.warpgroups, tile.persistent),
         num_warps=4,
+        maxnreg=tile.maxnreg,
     )

@@ -32,8 +32,10 @@ class HopperTile:
     """A tile of the Gluon kernel; a step takes 128 keys in each. See ``kernels/hopper/attention.py``."""
 
     warpgroups: int  # of 64 query rows each
-    persistent: bool  # one program a multiprocessor walks over many items; else one program an item
+    persistent: bool  # one program walks over many items; else one program an item
     cut: bool  # the last round's items are cut into pieces where many multiprocessors would be idle
+    programs: int = 1  # resident on a multiprocessor at once
+    maxnreg: int | None = None  # registers a thread at entry; None: as many as the threads leave
 
     @property
     def rows(self) -> int:
@@ -47,10 +49,11 @@ class HopperTile:
 # in one launch of 300, with Triton 3.6 and 3.8; the tiles below passed there too. It initialised barriers that it did
 # not use, and the compiler gave the memory of one to the epilogue, which PTX forbids before mbarrier.inval: the likely
 # cause.
-HOPPER_SHORT = HopperTile(warpgroups=2, persistent=True, cut=False)
+HOPPER_SHORT = HopperTile(warpgroups=1, persistent=True, cut=False, programs=2, maxnreg=120)
+HOPPER_TWO_ROUNDS = HopperTile(warpgroups=2, persistent=True, cut=False)
 HOPPER_MIDDLE = HopperTile(warpgroups=3, persistent=True, cut=True)
 HOPPER_LONG = HopperTile(warpgroups=3, persistent=False, cut=True)
-HOPPER_TILES = (HOPPER_SHORT, HOPPER_MIDDLE, HOPPER_LONG)
+HOPPER_TILES = (HOPPER_SHORT, HOPPER_TWO_ROUNDS, HOPPER_MIDDLE, HOPPER_LONG)
 
 # Where the Gluon tile changes: the last number of rows, and the greatest max_seqlen, before each change. Numbers of
 # sequences on either side of the change by their number, at any number of rows below three million.
@@ -99,15 +102,15 @@ def hopper_tile(num_rows: int, max_seqlen: int, num_sequences: int) -> HopperTil
     tower it took 15.0 ms against 15.3 at 3,996 rows in (5,376 rows, 21 sequences) and 31.0 against 31.5 at 6,912 in
     (8,448, 33), but 5.6 against 4.9 at 1,296 in (16,384, 64), where most of its programs are dead.
     """
-    few_rows, one_round, two_rounds = ROW_BOUNDS
+    one_warpgroup, one_round, two_rounds = ROW_BOUNDS
     short, middle = SEQLEN_BOUNDS
     few = num_sequences <= (num_rows // 256 + 2 if num_rows <= FEW_DEAD_ROWS else num_rows // 768 + 8)
-    if num_rows <= few_rows or max_seqlen <= short:
+    if num_rows <= one_warpgroup or max_seqlen <= short:
         return HOPPER_SHORT
     if num_rows <= one_round:
         return HOPPER_LONG if few else HOPPER_MIDDLE
     if num_rows <= two_rounds:
-        return HOPPER_SHORT
+        return HOPPER_TWO_ROUNDS
     return HOPPER_LONG if few and max_seqlen > middle else HOPPER_MIDDLE
 
 
@@ -140,7 +143,7 @@ def attention_tile(
 
 def items_at_once(tile: PlainTile | HopperTile, device: torch.device) -> int:
     """How many items make a round, for the maker of the work list; 1 if it shall cut none."""
-    return multiprocessors(device) if isinstance(tile, HopperTile) and tile.cut else 1
+    return multiprocessors(device) * tile.programs if isinstance(tile, HopperTile) and tile.cut else 1
 
 
 def work_list_shape(num_rows: int, num_sequences: int, num_heads: int, tile_rows: int, at_once: int) -> tuple[int, int]:

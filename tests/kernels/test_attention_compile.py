@@ -40,7 +40,7 @@ def test_plain_tile(arch, dtype, head_dim):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.gluon
-@pytest.mark.parametrize("tile", HOPPER_TILES, ids=["short", "middle", "long"])
+@pytest.mark.parametrize("tile", HOPPER_TILES, ids=["short", "two rounds", "middle", "long"])
 def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
     from offline_compile import SHARED_MEMORY_LIMIT, report
 
@@ -61,17 +61,18 @@ def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
         "scale_log2": "fp32",
     }
     constants = {"HEADS": 16, "WARPGROUPS": tile.warpgroups, "PERSISTENT": tile.persistent}
-    result = report(attention_kernel, signature, constants, arch="sm_90", num_warps=4)
+    result = report(attention_kernel, signature, constants, arch="sm_90", num_warps=4, maxnreg=tile.maxnreg)
 
     assert result.spill_bytes == 0
     assert result.stack == 0
-    assert result.shared <= SHARED_MEMORY_LIMIT["sm_90"]
+    assert tile.programs * (result.shared + 1024) <= SHARED_MEMORY_LIMIT["sm_90"] + 1024  # 1 KiB a program is reserved
     assert not result.serialized_wgmma
     # a warpgroup's products with K = 16: one block of scores before the loop, one in it, V in the loop and after it
     assert result.wgmma == tile.warpgroups * (2 * 80 // 16 + 2 * 2 * 128 // 16)
     assert result.tma == 2 * tile.warpgroups + 10
     # Q full and empty, two slots of the ring, a turn for each warpgroup: the compiler gives away what is not used
-    assert len(re.findall(r"SYNCS\.EXCH\.64", result.assembly)) == 2 + 2 * 2 + tile.warpgroups
+    turns = tile.warpgroups if tile.warpgroups > 1 else 0
+    assert len(re.findall(r"SYNCS\.EXCH\.64", result.assembly)) == 2 + 2 * 2 + turns
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
