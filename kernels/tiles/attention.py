@@ -43,12 +43,9 @@ class HopperTile:
 
 
 # A Gluon tile is shipped after a soak of thousands of launches on poisoned outputs (bench/soak_attention.py), for bf16
-# and fp16, alone on the GPU and beside another process. Two have failed it. One of 64 keys a step, with 80 registers a
-# thread at entry, was wrong in nearly every launch. One of one warpgroup, two programs a multiprocessor, took 5.3 us at
-# 256 rows and 10.1 at 576 and passed 10,000 launches alone, but beside another process that used the GPU it left NaN
-# in one launch of 300, with Triton 3.6 and 3.8; the tiles below passed there too. It initialised barriers that it did
-# not use, and the compiler gave the memory of one to the epilogue, which PTX forbids before mbarrier.inval: the likely
-# cause.
+# and fp16, alone on the GPU and beside another process. One of 64 keys a step, with 80 registers a thread at entry,
+# failed in nearly every launch. The one of one warpgroup left NaN in one launch of 300 beside another process while it
+# initialised barriers that it does not use; without them it is clean.
 HOPPER_SHORT = HopperTile(warpgroups=1, persistent=True, cut=False, programs=2, maxnreg=120)
 HOPPER_TWO_ROUNDS = HopperTile(warpgroups=2, persistent=True, cut=False)
 HOPPER_MIDDLE = HopperTile(warpgroups=3, persistent=True, cut=True)
@@ -56,55 +53,55 @@ HOPPER_LONG = HopperTile(warpgroups=3, persistent=False, cut=True)
 HOPPER_TILES = (HOPPER_SHORT, HOPPER_TWO_ROUNDS, HOPPER_MIDDLE, HOPPER_LONG)
 
 # Where the Gluon tile changes: the last number of rows, and the greatest max_seqlen, before each change. Numbers of
-# sequences on either side of the change by their number, at any number of rows below three million.
+# sequences on either side of the change by their number, at any number of rows below a million.
 ROW_BOUNDS = (1024, 1536, 2048)
 SEQLEN_BOUNDS = (256, 2048)
 SEQUENCE_COUNTS = (1, 4096)
-# Up to so many rows the programs of a capacity that a batch leaves dead cost little.
-FEW_DEAD_ROWS = 8448
 
 
 def hopper_tile(num_rows: int, max_seqlen: int, num_sequences: int) -> HopperTile:
     """The Gluon tile for ``num_rows`` rows in at most ``num_sequences`` sequences (capacities, as the host knows them).
 
-    Microseconds for 16 heads, by two or three warpgroups, in persistent programs or a program an item, the three's with
-    their last round cut (H200, 700 W, triton 3.6.0, bf16):
+    Microseconds for 16 heads, by one, two or three warpgroups, in persistent programs or a program an item, the three's
+    with their last round cut (H200, 700 W, triton 3.6.0, bf16; 008764b):
 
-    =============================  =====  =======  =====  =======
-    rows                           2      2, item  3      3, item
-    =============================  =====  =======  =====  =======
-    256                            7.3    7.0      7.3    6.9
-    576                            11.2   10.8     13.0   11.7
-    1,024                          16.0   15.9     20.1   19.3
-    1,296                          34.6   36.3     25.1   24.6
-    1,728                          42.7   44.6     46.9   46.8
-    2,304                          76.9   80.6     64.3   63.6
-    3,996                          171.3  178.7    175.8  172.0
-    4,096                          172.6  181.3    177.4  171.9
-    6,912                          499.8  517.4    467.5  451.6
-    16,060                         2,764  2,731    2,521  2,490
-    16 x 256                       25.3   33.1     31.2   34.0
-    8 x 576                        43.5   53.5     39.4   43.9
-    8 x 1,296                      174.7  194.2    156.2  162.7
-    576, 1,296, 4,096, 256, 1,728  232.5  248.3    227.5  216.1
-    1,296 in (16,384 rows, 1)      34.2   39.3     24.9   32.9
-    1,296 in (16,384, 64)          34.7   46.9     25.1   41.5
-    16,060 in (16,384, 64)         2,757  2,758    2,511  2,430
-    =============================  =====  =======  =====  =======
+    =============================  =====  =====  =======  =====  =======
+    rows                           1      2      2, item  3      3, item
+    =============================  =====  =====  =======  =====  =======
+    256                            5.1    7.1    6.8      7.4    7.2
+    576                            10.3   11.2   10.9     12.9   12.2
+    1,024                          15.0   16.2   15.9     19.8   19.6
+    1,296                          30.4   35.0   36.7     25.4   24.9
+    1,728                          43.5   43.7   45.8     49.0   47.5
+    2,304                          71.6   78.1   82.7     66.0   65.0
+    3,996                          180.1  174.6  181.9    176.4  172.6
+    4,096                          178.5  173.1  181.3    175.2  172.1
+    6,912                          508.7  486.7  499.5    455.5  442.3
+    16,060                         2,852  2,719  2,712    2,468  2,427
+    16 x 256                       23.1   25.3   33.3     33.1   33.8
+    8 x 576                        44.4   42.9   52.8     39.4   43.6
+    8 x 1,296                      168.2  173.9  192.8    155.5  163.8
+    576, 1,296, 4,096, 256, 1,728  239.1  234.0  246.8    229.1  216.6
+    1,296 in (16,384 rows, 1)      29.9   34.3   39.6     25.2   33.3
+    1,296 in (16,384, 64)          30.0   34.3   47.1     25.5   41.9
+    16,060 in (16,384, 64)         2,827  2,696  2,690    2,487  2,353
+    =============================  =====  =====  =======  =====  =======
 
-    Time goes with rounds: ``ceil(items / 132)`` on 132 multiprocessors. Up to 1,024 rows two warpgroups need one round,
-    and 192-row items waste a third of sequences of 256 rows. Up to 1,536 rows three warpgroups need one round, up to
-    2,048 two warpgroups two. Above, the rounds are many, and three warpgroups cost least a row.
+    Time goes with rounds: ``ceil(items / 132)`` on 132 multiprocessors, or / 264 with two programs on each. Up to
+    1,024 rows one warpgroup's shorter start decides, and 192-row items waste a third of sequences of 256 rows. Up to
+    1,536 rows three warpgroups need one round, up to 2,048 two warpgroups two. Above, the rounds are many, and three
+    warpgroups cost least a row.
 
-    One program an item is balanced by the hardware as items end, where long and shorter sequences are mixed; but
-    each program that a capacity allows for and a batch has not costs 6 ns. Persistent programs pay nothing for those,
-    and their items overlap at the ends. So an item each is for one round and for long sequences, and for few. In the
-    tower it took 15.0 ms against 15.3 at 3,996 rows in (5,376 rows, 21 sequences) and 31.0 against 31.5 at 6,912 in
-    (8,448, 33), but 5.6 against 4.9 at 1,296 in (16,384, 64), where most of its programs are dead.
+    One program an item is faster for long sequences, and balanced by the hardware as items end; but each program that a
+    capacity allows for and a batch has not costs 6 ns. Persistent programs pay nothing for those, and their items
+    overlap at the ends. So an item each is for one round and for long sequences, where sequences are few. A tower of
+    such graphs takes, with an item each and persistent: 110 and 116 ms at 16,060 rows in (16,384 rows, 64 sequences),
+    30.1 and 31.0 at 6,912 in (8,448, 33), 28.9 and 28.6 at 8 x 1,296 in (12,288, 48); and 6.3 and 5.7 at 1,296 in
+    (16,384, 64), where most programs are dead.
     """
     one_warpgroup, one_round, two_rounds = ROW_BOUNDS
     short, middle = SEQLEN_BOUNDS
-    few = num_sequences <= (num_rows // 256 + 2 if num_rows <= FEW_DEAD_ROWS else num_rows // 768 + 8)
+    few = num_sequences <= num_rows // 256 + 2
     if num_rows <= one_warpgroup or max_seqlen <= short:
         return HOPPER_SHORT
     if num_rows <= one_round:
