@@ -1,6 +1,7 @@
-"""The small encoder with the CPU's stand-in for graphs (see ``eager_graph``)."""
+"""Encoders with graphs: the small one with the CPU's stand-in (see ``eager_graph``), any with real ones on a GPU."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,23 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[False, True], ids=["tower", "tower-and-resampler"])
+def resampler(request: pytest.FixtureRequest) -> bool:
+    """Whether the resampler is captured too, or runs eagerly behind the graphs."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def captured(resampler: bool) -> Callable[..., ErnieVisionEncoder]:
+    """Capture an encoder in CUDA graphs; options as ``encoder.capture``'s."""
+
+    def captured(encoder: ErnieVisionEncoder, **options: Any) -> ErnieVisionEncoder:
+        encoder.capture(resampler=resampler, **options)
+        return encoder
+
+    return captured
 
 
 @pytest.fixture

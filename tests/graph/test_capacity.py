@@ -121,7 +121,6 @@ def _allocating_operators() -> Operators:
     )
 
 
-@pytest.mark.parametrize("resampler", [False, True], ids=["tower", "tower-and-resampler"])
 def test_graph_bytes_follows_the_towers_peak(resampler):
     """The tensors that live at once in a forward pass fit into the estimate; the rest is segments that do not join.
 

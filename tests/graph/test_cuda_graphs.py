@@ -1,4 +1,7 @@
-"""Replays have the bits of eager calls, on memory that is NaN wherever they must not look."""
+"""Replays have the bits of eager calls, on memory that is NaN wherever they must not look.
+
+Every test runs twice: with the resampler behind the graphs, and with the resampler in them.
+"""
 
 import random
 
@@ -7,10 +10,14 @@ import pytest
 import torch
 from cuda_graphs import MIB, assert_same, eager, poison, rows_of, small_encoder, wide_encoder
 
+from ernie_vit.kernels.compilation import compilations
+
 pytestmark = pytest.mark.gpu
 
 CAPACITIES = [(256, 4), (1024, 16), (2560, 64)]
-EDGES = [rows + step for rows, _ in CAPACITIES for step in (-4, 0, 4)]
+ROWS_AROUND = [rows + step for rows, _ in CAPACITIES for step in (-4, 0, 4)]
+SEQUENCES_AROUND = [sequences + step for _, sequences in CAPACITIES for step in (-1, 0, 1)]
+MIXED = [[1, 16, 16], [4, 8, 8], [1, 2, 2], [2, 4, 6], [1, 6, 4]]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -20,19 +27,29 @@ def _poisoned(monkeypatch):
 
 
 @pytest.fixture
-def encoder():
-    encoder = small_encoder()
-    encoder.capture(capacities=CAPACITIES)
-    return encoder
+def encoder(captured):
+    return captured(small_encoder(), capacities=CAPACITIES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_around_each_capacitys_edge(dtype):
-    encoder = small_encoder(dtype)
-    encoder.capture(capacities=CAPACITIES)
-    for rows in EDGES[:-1]:
-        assert_same(encoder, [[1, 2, rows // 2]], seed=rows)
+def test_around_each_capacitys_rows(captured, dtype):
+    encoder = captured(small_encoder(dtype), capacities=CAPACITIES)
+    for rows in ROWS_AROUND:
         assert_same(encoder, [[1, 8, 8], [1, 2, (rows - 64) // 2]], seed=rows)
+    for rows in ROWS_AROUND[:-1]:  # one image more than the largest graph's rows is not replayed
+        assert_same(encoder, [[1, 2, rows // 2]], seed=rows)
+
+
+def test_around_each_capacitys_sequences(encoder):
+    for sequences in SEQUENCES_AROUND:
+        assert_same(encoder, [[1, 2, 2]] * sequences, seed=sequences)
+
+
+def test_graphs_full_of_rows_and_of_sequences(encoder):
+    for rows, sequences in CAPACITIES:
+        assert_same(encoder, [[1, 4, rows // sequences // 4]] * sequences)
+    stats = encoder.graph_stats()
+    assert stats.live_rows == stats.captured_rows == sum(rows for rows, _ in CAPACITIES)
 
 
 def test_one_to_64_items_of_any_kind(encoder):
@@ -43,35 +60,45 @@ def test_one_to_64_items_of_any_kind(encoder):
 
 
 def test_equal_totals_with_other_splits(encoder):
-    for grid in ([[1, 16, 16], [1, 8, 8]], [[1, 8, 8], [1, 16, 16]], [[1, 8, 40]], [[1, 4, 80]], [[2, 8, 20]]):
+    for grid in (
+        [[1, 16, 16], [1, 8, 8]],
+        [[1, 8, 8], [1, 16, 16]],
+        [[1, 8, 40]],
+        [[1, 4, 80]],
+        [[2, 8, 20]],
+        [[4, 8, 10]],
+    ):
         assert_same(encoder, grid)
 
 
-def test_one_sequence_may_take_all_rows_of_a_graph_that_held_many():
-    encoder = small_encoder()
-    encoder.capture(capacities=[(1024, 4)])
-    assert_same(encoder, [[1, 16, 16]] * 4)
-    assert_same(encoder, [[1, 32, 32]])
+def test_one_sequence_may_take_all_rows_of_a_graph_that_held_many(captured):
+    encoder = captured(small_encoder(), capacities=[(1024, 4)])
+    for grid in ([[1, 16, 16]] * 4, [[1, 32, 32]], [[4, 16, 16]]):
+        assert_same(encoder, grid)
 
 
-def test_a_video_of_more_frames_than_sequences_takes_several_replays():
-    encoder = small_encoder()
-    encoder.capture(capacities=[(1024, 4)])
+def test_a_video_of_more_frames_than_sequences_takes_several_replays(captured):
+    encoder = captured(small_encoder(), capacities=[(1024, 4)])
     assert_same(encoder, [[8, 4, 4]])
     assert encoder.graph_stats().replays == 2
 
 
-def test_videos_and_images_are_cut_between_frames(encoder):
-    grid = [[1, 16, 16], [6, 24, 24], [1, 8, 8]]
-    assert_same(encoder, grid)
-    assert encoder.graph_stats().replays == 2
+def test_calls_are_cut_between_frames(encoder):
+    for grid in ([[6, 24, 24]], [[1, 16, 16], [6, 24, 24], [1, 8, 8]], [[1, 32, 32]] * 4, [[1, 8, 8]]):
+        replays = encoder.graph_stats().replays
+        assert_same(encoder, grid)
+        assert encoder.graph_stats().replays - replays == (1 if grid == [[1, 8, 8]] else 2)
 
 
-def test_a_frame_larger_than_every_graph_runs_eagerly(encoder):
-    grid = [[1, 8, 8], [1, 52, 52], [4, 4, 4]]
-    pixel_values = rows_of(encoder, grid)
-    assert torch.equal(encoder(pixel_values, grid), eager(encoder, pixel_values, grid))
-    assert encoder.graph_stats().fallbacks == {"frame larger than every graph": 1}
+def test_what_cannot_be_replayed_has_the_same_bits(encoder):
+    for grid in ([[1, 8, 8], [1, 52, 52], [4, 4, 4]], [[1, 60, 60]]):
+        pixel_values = rows_of(encoder, grid)
+        assert torch.equal(encoder(pixel_values, grid), eager(encoder, pixel_values, grid))
+    pixel_values = rows_of(encoder, MIXED)
+    replayed = encoder(pixel_values, MIXED)
+    encoder.train()
+    assert torch.equal(encoder(pixel_values, MIXED), replayed)
+    assert encoder.graph_stats().fallbacks == {"frame larger than every graph": 2, "training mode": 1}
 
 
 def test_no_images(encoder):
@@ -79,9 +106,8 @@ def test_no_images(encoder):
     assert encoder(pixel_values, []).shape == (0, encoder.config.text_hidden_size)
 
 
-def test_several_graphs_in_one_pool_do_not_spoil_each_other():
-    encoder = small_encoder()
-    encoder.capture(capacities=[(4 * tokens, 8) for tokens in (64, 128, 256, 512, 1024, 2048)])
+def test_several_graphs_in_one_pool_do_not_spoil_each_other(captured):
+    encoder = captured(small_encoder(), capacities=[(4 * tokens, 8) for tokens in (64, 128, 256, 512, 1024, 2048)])
     for grid in ([[1, 16, 16]], [[1, 52, 92]], [[1, 16, 16]], [[1, 32, 32]], [[1, 16, 16]] * 8):
         assert_same(encoder, grid)
 
@@ -94,16 +120,13 @@ def test_several_graphs_in_one_pool_do_not_spoil_each_other():
         pytest.param([(4, 1)], [[1, 2, 2]], id="one token"),
     ],
 )
-def test_unusual_capacities(capacities, grid):
-    encoder = small_encoder()
-    encoder.capture(capacities=capacities)
-    assert_same(encoder, grid)
+def test_unusual_capacities(captured, capacities, grid):
+    assert_same(captured(small_encoder(), capacities=capacities), grid)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 4096, 5000])
-def test_default_capacities(max_tokens):
-    encoder = small_encoder()
-    encoder.capture(max_tokens=max_tokens)
+def test_default_capacities(captured, max_tokens):
+    encoder = captured(small_encoder(), max_tokens=max_tokens)
     rows = [capacity.rows for capacity in encoder._graphs.capacities]
     assert rows == sorted(set(rows))
     assert rows[-1] == 4 * (max_tokens or 6177)
@@ -112,21 +135,25 @@ def test_default_capacities(max_tokens):
 
 
 def test_small_large_small_500_times_with_allocator_churn(encoder):
+    """The large ones go up to 80x80 patches, which no graph holds."""
     rng = random.Random(1)
-    grid = [[1, 8, 8]]
-    pixel_values = rows_of(encoder, grid)
-    first = encoder(pixel_values, grid)
+    small = [[1, 16, 16]]
+    pixel_values = rows_of(encoder, small)
+    first = encoder(pixel_values, small)
     kept = []
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(500):
-        large = [[1, 2 * rng.randint(2, 25), 2 * rng.randint(2, 25)] for _ in range(rng.randint(1, 3))]
-        encoder(rows_of(encoder, large), large)
+        large = [[1, 2 * rng.randint(2, 40), 2 * rng.randint(2, 40)] for _ in range(rng.randint(1, 3))]
+        encoder(torch.randn(sum(height * width for _, height, width in large), 588, device="cuda"), large)
         kept = [*kept[-8:], torch.full((rng.randint(1, 8 * MIB),), float("nan"), device="cuda")]
         if rng.random() < 0.1:
             torch.cuda.empty_cache()
-        wrong += (encoder(pixel_values, grid) != first).sum()
+        wrong += (encoder(pixel_values, small) != first).sum()
     assert int(wrong) == 0
-    assert torch.equal(first, eager(encoder, pixel_values, grid))
+    assert torch.equal(first, eager(encoder, pixel_values, small))
+    stats = encoder.graph_stats()
+    assert stats.calls == 1001
+    assert 0 < stats.fallbacks["frame larger than every graph"] < 500
 
 
 def test_1000_calls_without_waiting_and_all_results_kept(encoder):
@@ -145,7 +172,7 @@ def test_1000_calls_without_waiting_and_all_results_kept(encoder):
 
 def test_a_whole_call_never_waits_for_the_gpu(encoder):
     """Also not when it takes several replays, or runs eagerly in part or as a whole."""
-    grids = [[[1, 16, 16]], [[6, 24, 24]], [[1, 52, 52], [1, 8, 8]]]
+    grids = [[[1, 16, 16]], MIXED, [[1, 2, 2]] * 16, [[6, 24, 24]], [[1, 50, 50]] * 3, [[1, 52, 52], [1, 8, 8]]]
     rows = [rows_of(encoder, grid) for grid in grids]
     for x, grid in zip(rows, grids, strict=True):  # loads what PyTorch loads at first use
         encoder(x, grid), eager(encoder, x, grid)
@@ -156,6 +183,16 @@ def test_a_whole_call_never_waits_for_the_gpu(encoder):
             encoder(x, grid), eager(encoder, x, grid)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_nothing_is_compiled_after_capture(encoder):
+    """Also not by a cut call, whose frames are resampled together: more rows than any graph has."""
+    grids = [[[1, 4, 4]], MIXED, [[1, 2, 2]] * 16, [[4, 16, 16]], [[1, 32, 32]], [[6, 24, 24]], [[1, 50, 50]] * 3, []]
+    compiled = compilations()
+    for grid in grids:
+        encoder(rows_of(encoder, grid), grid)
+    assert compilations() == compiled
+    assert encoder.graph_stats().hits == len(grids)
 
 
 @pytest.mark.parametrize(
@@ -193,18 +230,16 @@ def test_a_graph_that_is_gone_is_captured_again(encoder):
     assert_same(encoder, [[1, 8, 8]])
 
 
-def test_lazy_capture():
-    encoder = small_encoder()
-    encoder.capture(capacities=CAPACITIES, lazy=True)
+def test_lazy_capture(captured):
+    encoder = captured(small_encoder(), capacities=CAPACITIES, lazy=True)
     for grid in ([[1, 8, 8]], [[1, 50, 50]], [[1, 30, 30]], [[1, 8, 8]], [[6, 24, 24]]):
         assert_same(encoder, grid)
     assert encoder.graph_stats().memory_bytes > 0
 
 
-def test_the_models_own_width(monkeypatch):
+def test_the_models_own_width(monkeypatch, captured):
     poison(monkeypatch, 600 * MIB)
-    encoder = wide_encoder()
-    encoder.capture(max_tokens=4096)
+    encoder = captured(wide_encoder(), max_tokens=4096)
     sizes = [(16, 16), (24, 24), (36, 36), (36, 48), (54, 74), (72, 96), (110, 146), (128, 128)]
     for grid in [*([[1, *size]] for size in sizes), [[1, 36, 36]] * 8, [[16, 24, 34]], [[1, 16, 16]]]:
         assert_same(encoder, grid)

@@ -1,4 +1,7 @@
-"""Capture and replay whatever else goes on: streams, threads, devices, fresh processes, weights, full memory."""
+"""Capture and replay whatever else goes on: streams, threads, devices, fresh processes, weights, full memory.
+
+Most tests run twice: with the resampler behind the graphs, and with the resampler in them.
+"""
 
 import gc
 import os
@@ -12,7 +15,6 @@ import torch
 from cuda_graphs import MIB, assert_same, eager, poison, rows_of, small_encoder
 
 from ernie_vit.graph import capture as capture_module
-from ernie_vit.kernels.compilation import compilations
 from ernie_vit.model.metadata import prepare_encoder_metadata
 
 pytestmark = pytest.mark.gpu
@@ -24,15 +26,22 @@ GRID = [[1, 16, 16], [2, 8, 8]]
 FIRST_CALL = """
 import torch
 from ernie_vit import ErnieVisionConfig, ErnieVisionEncoder
+from ernie_vit.kernels.compilation import compilations
 
 config = ErnieVisionConfig(depth=2, hidden_size=160, num_heads=2, intermediate_size=640, text_hidden_size=128)
 encoder = ErnieVisionEncoder.from_config(config, device="cuda", dtype=torch.{dtype}, backend="triton")
-encoder.capture(capacities=[(256, 4), (1024, 16)])
+compilations()  # counts from its first call on
+encoder.capture(resampler={resampler}, capacities=[(256, 4), (1024, 16)])
+captured = compilations()
+assert captured > 0
 grid = [[1, 16, 16], [2, 8, 8]]
 pixel_values = torch.randn(384, 588, device="cuda")
 tokens = encoder(pixel_values, grid)
-assert encoder.graph_stats().hits == 1, encoder.graph_stats()
-encoder.release()
+encoder(torch.randn(256, 588, device="cuda"), [[1, 8, 8]] * 4)
+encoder(torch.randn(2048, 588, device="cuda"), [[2, 32, 32]])
+assert encoder.graph_stats().hits == 3, encoder.graph_stats()
+assert compilations() == captured, (captured, compilations())
+encoder.train()  # then a call runs eagerly, by the same operators
 assert tokens.isfinite().all() and torch.equal(tokens, encoder(pixel_values, grid))
 """
 
@@ -43,17 +52,16 @@ def _poisoned(monkeypatch):
 
 
 @pytest.fixture
-def encoder():
-    encoder = small_encoder()
-    encoder.capture(capacities=CAPACITIES)
-    return encoder
+def encoder(captured):
+    return captured(small_encoder(), capacities=CAPACITIES)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_capture_as_the_first_call_of_a_process_with_an_empty_kernel_cache(tmp_path, dtype):
+@pytest.mark.parametrize(("dtype", "resampler"), [("bfloat16", False), ("bfloat16", True), ("float16", False)])
+def test_capture_as_the_first_call_of_a_process_with_an_empty_kernel_cache(tmp_path, dtype, resampler):
+    """It compiles all that later calls need, also those that take several graphs."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     process = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL.format(dtype=dtype)],
+        [sys.executable, "-c", FIRST_CALL.format(dtype=dtype, resampler=resampler)],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -64,30 +72,24 @@ def test_capture_as_the_first_call_of_a_process_with_an_empty_kernel_cache(tmp_p
     assert any(tmp_path.iterdir())
 
 
-def test_nothing_is_compiled_after_capture(encoder):
-    compiled = compilations()
-    for grid in ([[1, 4, 4]], GRID, [[1, 2, 2]] * 16, [[4, 16, 16]], [[1, 32, 32]], []):
-        encoder(rows_of(encoder, grid), grid)
-    assert compilations() == compiled
-
-
-def test_capture_and_calls_in_a_side_stream():
+def test_capture_and_calls_in_a_side_stream(captured):
     encoder = small_encoder()
     pixel_values = rows_of(encoder, GRID)
-    expected = encoder(pixel_values, GRID)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        encoder.capture(capacities=CAPACITIES)
+        captured(encoder, capacities=CAPACITIES)
         tokens = encoder(pixel_values, GRID)
         assert torch.cuda.current_stream() == stream
     stream.synchronize()
+    expected = eager(encoder, pixel_values, GRID)
     assert torch.equal(tokens, expected)
     assert torch.equal(encoder(pixel_values, GRID), expected)
     assert encoder.graph_stats().hits == 2
 
 
 def test_calls_on_alternating_streams_do_not_overtake_each_other(encoder):
+    """Every fifteen calls are queued behind a wait on each stream, so that all streams then start at once."""
     streams = [torch.cuda.Stream() for _ in range(3)]
     grids = [[[1, 32, 32]], [[1, 8, 8]], [[1, 16, 16], [1, 4, 4]]]
     rows = [rows_of(encoder, grid, seed) for seed, grid in enumerate(grids)]
@@ -95,35 +97,36 @@ def test_calls_on_alternating_streams_do_not_overtake_each_other(encoder):
     torch.cuda.synchronize()
     results = []
     for i in range(300):
+        for stream in streams if i % 15 == 0 else ():
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(10_000_000)
         with torch.cuda.stream(streams[i % 3]):
             results.append(encoder(rows[i * 7 % 3], grids[i * 7 % 3]))
     torch.cuda.synchronize()
     assert all(torch.equal(result, expected[i * 7 % 3]) for i, result in enumerate(results))
 
 
-def test_capture_and_calls_in_a_second_thread():
+def test_capture_and_calls_in_a_second_thread(captured):
     encoder = small_encoder()
     pixel_values = rows_of(encoder, GRID)
-    expected = encoder(pixel_values, GRID)
     torch.cuda.synchronize()
     results = []
 
     def work():
-        encoder.capture(capacities=CAPACITIES)
+        captured(encoder, capacities=CAPACITIES)
         results.append(encoder(pixel_values, GRID))
         torch.cuda.synchronize()
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+    expected = eager(encoder, pixel_values, GRID)
     assert torch.equal(results[0], expected)
     assert torch.equal(encoder(pixel_values, GRID), expected)
     assert encoder.graph_stats().hits == 2
 
 
-def test_another_thread_uses_the_gpu_during_capture():
-    encoder = small_encoder()
-    encoder.capture(capacities=CAPACITIES)  # compiles; what follows is capture alone
+def test_another_thread_uses_the_gpu_during_capture(encoder, captured):
     stop, errors, rounds = threading.Event(), [], []
 
     def work():
@@ -143,8 +146,8 @@ def test_another_thread_uses_the_gpu_during_capture():
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for _ in range(5):
-            encoder.capture(capacities=CAPACITIES)
+        for _ in range(5):  # the fixture has compiled; this is capture alone
+            captured(encoder, capacities=CAPACITIES)
             assert_same(encoder, GRID)
     finally:
         stop.set()
@@ -154,13 +157,12 @@ def test_another_thread_uses_the_gpu_during_capture():
     assert all(rounds)
 
 
-def test_the_second_gpu_while_the_first_is_current():
+def test_the_second_gpu_while_the_first_is_current(captured):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     assert torch.cuda.current_device() == 0
     reserved = torch.cuda.memory_reserved(0)
-    encoder = small_encoder(device="cuda:1")
-    encoder.capture(capacities=CAPACITIES)
+    encoder = captured(small_encoder(device="cuda:1"), capacities=CAPACITIES)
     pixel_values = rows_of(encoder, GRID)
     tokens = encoder(pixel_values, GRID)
     assert tokens.device == torch.device("cuda:1")
@@ -213,13 +215,13 @@ def _new_data(encoder):
         ),
     ],
 )
-def test_weights_that_moved_drop_the_graphs(encoder, move):
+def test_weights_that_moved_drop_the_graphs(encoder, captured, move):
     assert_same(encoder, GRID)
     move(encoder)
     pixel_values = rows_of(encoder, GRID)
     assert torch.equal(encoder(pixel_values, GRID), eager(encoder, pixel_values, GRID))
     assert encoder.graph_stats().fallbacks == {"weights moved": 1}
-    encoder.capture(capacities=CAPACITIES)
+    captured(encoder, capacities=CAPACITIES)
     assert_same(encoder, GRID)
 
 
@@ -236,13 +238,13 @@ def test_weights_that_went_away_and_came_back(encoder):
     del filler
 
 
-def test_release_gives_all_memory_back(encoder):
+def test_release_gives_all_memory_back(encoder, captured):
     encoder(rows_of(encoder, GRID), GRID)
     encoder.release()
     torch.cuda.empty_cache()
     reserved, (free, _) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
     for _ in range(3):
-        encoder.capture(capacities=[*CAPACITIES, (16384, 64)])
+        captured(encoder, capacities=[*CAPACITIES, (16384, 64)])
         assert encoder.graph_stats().memory_bytes > 0
         encoder(rows_of(encoder, GRID), GRID)
         encoder.release()
@@ -257,19 +259,19 @@ def _is_clean(allocated: int) -> bool:
     return torch.cuda.memory_allocated() == allocated
 
 
-def test_capacities_that_cannot_fit_are_refused_before_anything_is_allocated(encoder):
+def test_capacities_that_cannot_fit_are_refused_before_anything_is_allocated(encoder, captured):
     encoder.release()
     allocated = torch.cuda.memory_allocated()
     with pytest.raises(
         torch.OutOfMemoryError, match=r"1 graphs of up to 400000000 rows need \d+ MiB, \d+ MiB are free"
     ):
-        encoder.capture(capacities=[(400_000_000, 8)])
+        captured(encoder, capacities=[(400_000_000, 8)])
     assert _is_clean(allocated)
-    encoder.capture(capacities=CAPACITIES)
+    captured(encoder, capacities=CAPACITIES)
     assert_same(encoder, GRID)
 
 
-def test_memory_that_runs_out_during_capture_is_given_back(encoder, monkeypatch):
+def test_memory_that_runs_out_during_capture_is_given_back(encoder, captured, monkeypatch):
     encoder.release()
     torch.cuda.empty_cache()
     monkeypatch.setattr(capture_module, "graph_bytes", lambda *_: 0)
@@ -277,16 +279,16 @@ def test_memory_that_runs_out_during_capture_is_given_back(encoder, monkeypatch)
     hog = torch.empty(free - 5000 * MIB, dtype=torch.uint8, device="cuda")
     allocated = torch.cuda.memory_allocated()
     with pytest.raises(torch.OutOfMemoryError, match="did not fit into the"):
-        encoder.capture(capacities=[*CAPACITIES, (2_000_000, 8)])  # 2.3 GB of inputs, 7 GB of results
+        captured(encoder, capacities=[*CAPACITIES, (2_000_000, 8)])  # 2.3 GB of inputs, 7 GB of results
     assert _is_clean(allocated)
     assert encoder._graphs is None
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    encoder.capture(capacities=CAPACITIES)
+    captured(encoder, capacities=CAPACITIES)
     assert_same(encoder, GRID)
     del hog
 
 
-def test_a_failure_inside_the_capture_leaves_no_trace(encoder, monkeypatch):
+def test_a_failure_inside_the_capture_leaves_no_trace(encoder, captured, monkeypatch):
     encoder.release()
     allocated = torch.cuda.memory_allocated()
     tower = encoder.vision_tower.forward
@@ -300,8 +302,8 @@ def test_a_failure_inside_the_capture_leaves_no_trace(encoder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(encoder.vision_tower, "forward", forward)
         with pytest.raises(RuntimeError, match="as planned"):
-            encoder.capture(capacities=CAPACITIES)
+            captured(encoder, capacities=CAPACITIES)
     assert _is_clean(allocated)
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    encoder.capture(capacities=CAPACITIES)
+    captured(encoder, capacities=CAPACITIES)
     assert_same(encoder, GRID)

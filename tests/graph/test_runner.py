@@ -20,9 +20,9 @@ from ernie_vit.model.metadata import prepare_encoder_metadata
 EDGES = [rows + step for rows in (64, 256, 512) for step in (-4, 0, 4)]
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["tower", "tower-and-resampler"])
-def _captured(encoder, capture, recorder, request):
-    capture(capture_resampler=request.param)
+@pytest.fixture(autouse=True)
+def _captured(encoder, capture, recorder, resampler):
+    capture(capture_resampler=resampler)
     recorder.before_replay = poison_past_live_rows(encoder)
 
 
