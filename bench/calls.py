@@ -24,7 +24,7 @@ WARM_UPS = 4
 LEAST_ROUNDS = 8  # however long they take
 DEVICE_ROUNDS = 3
 HEAD_START = 1.25  # times the host's time, for which the GPU waits before its work is timed
-HOST_CALLS = 30
+HOST_CALLS, QUICK_HOST_CALLS = 30, 10
 CLOCKS_EVERY = 4  # calls; reading them takes up to milliseconds, in which the GPU rests
 
 
@@ -167,8 +167,8 @@ def device_milliseconds(encoder: Encoder, rows: Tensor, grid: Tensor, host: floa
 
 def measure_host(encoder: Encoder, plan: Plan) -> Iterator[Host]:
     """Time until a small call returns: of one size again and again, and of sizes that were never met before."""
-    same = next(iter(plan.inputs.values()))
-    for met_before, calls in ((True, [same] * HOST_CALLS), (False, new_sizes(num_patches(same), plan))):
+    same, count = next(iter(plan.inputs.values())), QUICK_HOST_CALLS if plan.quick else HOST_CALLS
+    for met_before, calls in ((True, [same] * count), (False, new_sizes(num_patches(same), plan)[:count])):
         times = []
         for sizes in calls:
             rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)

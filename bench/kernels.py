@@ -27,7 +27,7 @@ def measure_kernels(quick: bool) -> tuple[list[Kernel], list[Missing]]:
     A peer that is not there, fails or is wrong is missing with its reason, and so is ours; neither ends the run.
 
     Args:
-        quick: three sizes, fewer rounds, and no peer that takes seconds to import or compile.
+        quick: two sizes, fewer rounds, and no peer that takes seconds to import or compile.
 
     Raises:
         KeyboardInterrupt: while it ran.

@@ -36,10 +36,12 @@ UNFINISHED = "unfinished.json"
 STOPPED = 130  # the exit status of a program that Ctrl-C ended
 
 Open = Callable[[ErnieVisionEncoder], AbstractContextManager[Encoder]]
-OURS: dict[str, Open] = {"ours": ours.open_ours, "ours with resampler": ours.open_ours_with_resampler}
+OpenOurs = Callable[[ErnieVisionEncoder, Plan], AbstractContextManager[Encoder]]
+OURS: dict[str, OpenOurs] = {"ours": ours.open_ours, "ours with resampler": ours.open_ours_with_resampler}
 # torch.compile comes first: importing vLLM changes its settings, and leaves it one process to compile in.
 PEERS: dict[str, Open] = {"torch.compile": open_compiled, "transformers": open_transformers, "vLLM": open_vllm}
-LENGTHY = ("torch.compile",)  # half a minute before its first call: not for a quick look
+# Not for a quick look: half a minute before its first call, and a third more kernels to compile.
+LENGTHY = ("torch.compile", "ours with resampler")
 
 
 @click.command("run")
@@ -138,9 +140,9 @@ def open_encoders(
     notebook: Notebook, stack: ExitStack, plan: Plan, weights: ErnieVisionEncoder
 ) -> tuple[list[Encoder], list[Encoder]]:
     """The eager encoders and those that replay graphs, ours first; ``stack`` closes them."""
-    peers = PEERS
+    peers, ours_here = PEERS, OURS
     if plan.quick:
-        peers = {name: peer for name, peer in peers.items() if name not in LENGTHY}
+        peers, ours_here = ({name: way for name, way in ways.items() if name not in LENGTHY} for ways in (PEERS, OURS))
         notebook.run.missing.extend(Missing(name, "left out of a quick run") for name in LENGTHY)
     eager, graphs = [], []
     with ThreadPoolExecutor(1) as beside:  # other processes compile our kernels while this one imports the peers
@@ -151,9 +153,9 @@ def open_encoders(
         if compiling is not None:
             with notebook.section("compiling our kernels"):
                 compiling.result()
-    for place, (name, ours_of_a_kind) in enumerate(OURS.items()):
+    for place, (name, ours_of_a_kind) in enumerate(ours_here.items()):
         with notebook.section(name):
-            eager.insert(place, stack.enter_context(ours_of_a_kind(weights)))
+            eager.insert(place, stack.enter_context(ours_of_a_kind(weights, plan)))
     for encoder in eager:
         for provider, open_graphs in encoder.graphs.items():
             with notebook.section(provider):

@@ -25,17 +25,17 @@ MAX_TOKENS = 4096  # of the largest graph, as vLLM's
 
 
 @contextmanager
-def open_ours(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
+def open_ours(weights: ErnieVisionEncoder, plan: Plan) -> Iterator[Encoder]:
     """Our eager encoder, which opens its graphs on a GPU. The resampler is PyTorch's, behind the graph."""
     graphs: dict[str, OpenGraphs] = {}
     if weights.backend == "triton":
-        weights.warm_up()
-        graphs[GRAPH] = partial(open_graphs, weights, GRAPH, LIBRARY, resampler=False)
+        warm_up(weights.vision_tower, choose_operators("triton"), tower_rows(plan))
+        graphs[GRAPH] = partial(open_graphs, weights, plan, GRAPH, LIBRARY, resampler=False)
     yield Encoder("ours eager", LIBRARY, weights, tower=weights.vision_tower, graphs=graphs)
 
 
 @contextmanager
-def open_ours_with_resampler(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
+def open_ours_with_resampler(weights: ErnieVisionEncoder, plan: Plan) -> Iterator[Encoder]:
     """The same with the resampler on the kernels and in the graphs, which gives other bits.
 
     Raises:
@@ -46,21 +46,23 @@ def open_ours_with_resampler(weights: ErnieVisionEncoder) -> Iterator[Encoder]:
     provider, library = "ours graph with resampler", "ours with resampler"
     encoder = sharing(weights, backend="triton", stages={RESAMPLER: "triton"})
     encoder.warm_up()
-    graphs = {provider: partial(open_graphs, weights, provider, library, resampler=True)}
+    graphs = {provider: partial(open_graphs, weights, plan, provider, library, resampler=True)}
     yield Encoder("ours eager with resampler", library, encoder, tower=encoder.vision_tower, graphs=graphs)
 
 
 @contextmanager
 def open_graphs(
     weights: ErnieVisionEncoder,
+    plan: Plan,
     provider: str,
     library: str,
     capacities: Sequence[tuple[int, int]] | None = None,
     *,
     resampler: bool,
 ) -> Iterator[Encoder]:
-    """Graphs for up to ``MAX_TOKENS``, or of ``capacities``."""
+    """Graphs of ``capacities``, else of the plan, else the default set for up to ``MAX_TOKENS``."""
     encoder = sharing(weights, backend="triton")
+    capacities = capacities or plan.graphs
     chosen: dict[str, Any] = {"max_tokens": MAX_TOKENS} if capacities is None else {"capacities": capacities}
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -81,9 +83,16 @@ def open_graphs(
         encoder.release()
 
 
+def tower_rows(plan: Plan) -> Sequence[int]:
+    """Numbers of rows whose kernels a run needs: of every regime, or those of the plan's graphs."""
+    return row_sizes(plan.device) if plan.graphs is None else [rows for rows, _ in plan.graphs]
+
+
 def compile_kernels(plan: Plan) -> None:
     """Compile all kernels in as many processes as there are cores; they are then in Triton's cache on disk."""
-    variants = [(part, rows) for rows in row_sizes(plan.device) for part in (TOWER, RESAMPLER)]
+    variants = [(TOWER, rows) for rows in tower_rows(plan)]
+    if not plan.quick:
+        variants += [(RESAMPLER, rows) for rows in row_sizes(plan.device)]
     compile_ahead(partial(compile_rows, plan.config, plan.dtype, plan.device), variants)
 
 

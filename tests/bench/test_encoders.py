@@ -67,7 +67,7 @@ def test_sharing_copies_nothing(weights: ErnieVisionEncoder) -> None:
 
 
 def test_peers_pass_the_check(weights: ErnieVisionEncoder, exact: ErnieVisionEncoder, plan: Plan) -> None:
-    with open_ours(weights) as eager, open_transformers(weights) as transformers:
+    with open_ours(weights, plan) as eager, open_transformers(weights) as transformers:
         errors, missing = check_tokens([eager, transformers], exact, plain(weights), plan)
         assert missing == []
         assert {(entry.input, entry.provider) for entry in errors} == {

@@ -1,9 +1,15 @@
 """The plans fit together: what is checked is timed, and what is replayed fits its graph."""
 
+from bisect import bisect_left
+
 import pytest
 import torch
 
+from bench.calls import new_sizes
 from bench.plan import INPUTS, MIX, Plan, choose_plan, num_patches, pixels
+from ernie_vit.kernels.dispatch import EARLY_ROWS
+from ernie_vit.kernels.tiles.attention import ROW_BOUNDS
+from ernie_vit.kernels.tiles.linear import HOPPER_BOUNDS
 
 
 @pytest.fixture(params=["tiny", "quick", "full"])
@@ -31,6 +37,20 @@ def test_what_is_replayed_fits_its_graph(plan: Plan) -> None:
     # the two padding curves meet in a point
     assert plan.capacity in plan.capacities or plan.quick
     assert max(map(num_patches, ([size] for size in plan.images))) <= plan.capacity[0]
+
+
+def test_a_plan_with_graphs_of_its_own_needs_no_other_kernels(plan: Plan) -> None:
+    """The kernels of its graphs' row regimes are compiled ahead; one more would be compiled while others wait."""
+    if plan.graphs is None:
+        return
+    bounds = sorted({*HOPPER_BOUNDS, *ROW_BOUNDS, EARLY_ROWS})
+    compiled = {bisect_left(bounds, rows) for rows, _ in plan.graphs}
+    packed = [[plan.neighbours[0], size, plan.neighbours[1]] for size in plan.images]
+    alone = [[size] for size in plan.images]
+    small = new_sizes(num_patches(next(iter(plan.inputs.values()))), plan)
+    calls = [*plan.inputs.values(), *alone, *packed, *plan.live, plan.padded, *small, *plan.mix]
+    assert {bisect_left(bounds, num_patches(sizes)) for sizes in calls} <= compiled
+    assert {bisect_left(bounds, rows) for rows, _ in (plan.capacity, *plan.capacities)} <= compiled
 
 
 def test_the_mix_is_of_images_and_names_say_how_many_patches() -> None:
