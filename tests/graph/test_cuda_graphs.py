@@ -240,6 +240,10 @@ def test_lazy_capture(captured):
 def test_the_models_own_width(monkeypatch, captured):
     poison(monkeypatch, 600 * MIB)
     encoder = captured(wide_encoder(), max_tokens=4096)
+    cut = [[1, 128, 128]] * 2
+    compiled = compilations()
+    encoder(rows_of(encoder, cut), cut)
+    assert compilations() == compiled
     sizes = [(16, 16), (24, 24), (36, 36), (36, 48), (54, 74), (72, 96), (110, 146), (128, 128)]
-    for grid in [*([[1, *size]] for size in sizes), [[1, 36, 36]] * 8, [[16, 24, 34]], [[1, 16, 16]]]:
+    for grid in [*([[1, *size]] for size in sizes), [[1, 36, 36]] * 8, [[16, 24, 34]], cut, [[1, 16, 16]]]:
         assert_same(encoder, grid)

@@ -15,7 +15,9 @@ import torch
 from cuda_graphs import MIB, assert_same, eager, poison, rows_of, small_encoder
 
 from ernie_vit.graph import capture as capture_module
+from ernie_vit.graph.capacity import default_capacities, graph_bytes
 from ernie_vit.model.metadata import prepare_encoder_metadata
+from ernie_vit.model.warm_up import row_regimes
 
 pytestmark = pytest.mark.gpu
 
@@ -269,6 +271,19 @@ def test_capacities_that_cannot_fit_are_refused_before_anything_is_allocated(enc
     assert _is_clean(allocated)
     captured(encoder, capacities=CAPACITIES)
     assert_same(encoder, GRID)
+
+
+def test_little_memory_makes_the_default_set_smaller_and_refuses_a_set_that_was_asked_for(captured, monkeypatch):
+    encoder = small_encoder()
+    total = torch.cuda.mem_get_info()[1]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (120 * MIB, total))
+    captured(encoder)
+    capacities = encoder._graphs.capacities
+    assert len(capacities) < len(default_capacities(row_regimes(encoder.device)))
+    assert 2 * graph_bytes(capacities, encoder.config, encoder.dtype) <= 120 * MIB
+    assert_same(encoder, GRID)
+    with pytest.raises(torch.OutOfMemoryError, match=r"need \d+ MiB, 120 MiB are free"):
+        captured(encoder, max_tokens=6177)
 
 
 def test_memory_that_runs_out_during_capture_is_given_back(encoder, captured, monkeypatch):

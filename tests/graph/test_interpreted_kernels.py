@@ -9,6 +9,7 @@ from reference import SMALL, random_rows, randomize
 
 from ernie_vit.encoder import ErnieVisionEncoder
 from ernie_vit.graph.capacity import Capacity
+from ernie_vit.graph.inputs import GraphInputs
 from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.model.metadata import prepare_encoder_metadata
 from ernie_vit.model.operators import TORCH_RESAMPLER, TRITON_RESAMPLER, choose_operators
@@ -43,6 +44,24 @@ def test_replays_have_the_bits_of_eager_calls():
         expected = resampler(hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler)
         assert torch.equal(tokens, expected), grid
     assert encoder.graph_stats().hits == len(GRIDS)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # the rows that are left out are NaN
+def test_a_stale_count_of_rows_is_noticed(monkeypatch):
+    encoder, fill = ErnieVisionEncoder.from_config(SMALL, device="cpu", backend="triton"), GraphInputs.fill
+    ops = choose_operators("triton")
+    arguments = (encoder.vision_tower, encoder.resampler_model, ops, (Capacity(16, 1),))
+    encoder._graphs = GraphRunner(*arguments, record=EagerRecorder())
+
+    def fill_all_but_the_count(inputs, pixel_values, plan, staging):
+        stale = inputs.metadata.num_rows.clone()
+        fill(inputs, pixel_values, plan, staging)
+        inputs.metadata.num_rows.copy_(stale)
+
+    for grid in ([[1, 2, 2]], [[1, 4, 4]]):
+        tokens = encoder(random_rows(grid), grid)
+        assert tokens.isfinite().all() == (grid == [[1, 2, 2]])
+        monkeypatch.setattr(GraphInputs, "fill", fill_all_but_the_count)
 
 
 def test_eager_calls_take_the_captured_resampler_until_release():

@@ -107,6 +107,13 @@ def test_a_lazy_recording_that_fails_leaves_the_others(encoder, capture, recorde
     assert encoder.graph_stats().hits == 2
 
 
+def test_a_graph_that_is_gone_is_recorded_again(encoder, capture, recorder):
+    runner = capture()
+    runner._recordings.pop(runner.capacities[0]).release()
+    assert torch.equal(encoder(random_rows(GRID), GRID), eager(encoder, random_rows(GRID), GRID))
+    assert (recorder.recorded, encoder.graph_stats().hits) == (4, 1)
+
+
 def test_a_gpu_is_needed_for_real_graphs(encoder):
     with pytest.raises(ValueError, match="triton backend, got backend='torch'"):
         encoder.capture()

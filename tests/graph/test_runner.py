@@ -45,10 +45,17 @@ def test_two_images_around_each_capacitys_edge(encoder, rows):
     assert encoder.graph_stats().replays == (1 if rows <= 512 else 2)
 
 
-@pytest.mark.parametrize("items", [1, 2, 4, 5, 8, 9, 16, 17, 64])
+@pytest.mark.parametrize("items", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64])
 def test_one_to_64_items(encoder, items):
     same(encoder, [[1, 4, 2 + 2 * (i % 3)] for i in range(items)])
     assert encoder.graph_stats().hits == 1
+
+
+def test_graphs_full_of_rows_and_of_sequences(encoder):
+    for grid in ([[1, 4, 4]] * 4, [[1, 4, 8]] * 8, [[1, 4, 8]] * 16):
+        same(encoder, grid)
+    stats = encoder.graph_stats()
+    assert stats.live_rows == stats.captured_rows == 64 + 256 + 512
 
 
 item = st.tuples(st.sampled_from([1, 1, 2, 4]), st.integers(1, 6).map(lambda n: 2 * n), st.sampled_from([2, 4, 6, 16]))
@@ -203,9 +210,13 @@ def test_somebody_else_may_own_the_buffers_and_drive_the_replay(encoder):
 
 
 class TestBrokenRunnersAreNoticed:
-    """Each of these breaks the runner in one way; the comparison that the tests above make must see it."""
+    """Each of these breaks the runner in one way; the comparison that the tests above make must see it.
 
-    first, second = [[1, 16, 16], [1, 8, 8]], [[1, 8, 8], [1, 16, 16]]
+    The two calls have as many rows, and nothing else of a plan in common: the second has fewer frames, of other sizes,
+    and more tokens.
+    """
+
+    first, second = [[2, 8, 8], [1, 8, 8], [1, 8, 16]], [[1, 8, 8], [1, 16, 16]]
 
     def differs(self, encoder) -> bool:
         encoder(random_rows(self.first), self.first)
@@ -215,7 +226,7 @@ class TestBrokenRunnersAreNoticed:
     def test_the_unbroken_runner_passes(self, encoder):
         assert not self.differs(encoder)
 
-    @pytest.mark.parametrize("part", ["cu_seqlens", "frame_sizes"])
+    @pytest.mark.parametrize("part", ["cu_seqlens", "frame_sizes", "temporal_rows", "live_counts"])
     def test_a_stale_part_of_the_plan(self, encoder, monkeypatch, part):
         fill = GraphInputs.fill
 
