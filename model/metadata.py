@@ -115,6 +115,9 @@ def plan_sequences(
     grid_thw: Grid, *, max_sequences: int | None = None, max_seqlen_override: int | None = None
 ) -> EncoderPlan:
     """The host's part of :func:`prepare_encoder_metadata`; same arguments and errors."""
+    for name, bound in (("max_sequences", max_sequences), ("max_seqlen_override", max_seqlen_override)):
+        if bound is not None and not isinstance(bound, int):  # a tensor would make every launch wait for the device
+            raise TypeError(f"{name}: expected an int, got {type(bound).__name__}")
     sizes = item_sizes(grid_thw)
     grid = np.array(sizes, np.int64).reshape(-1, 3)
     frames, height, width = grid.T
@@ -215,7 +218,7 @@ def prepare_encoder_metadata(
         device: where the tensors go; default: the CPU.
 
     Raises:
-        TypeError: ``grid_thw`` holds no integers.
+        TypeError: ``grid_thw`` holds no integers, or a bound is no int.
         ValueError: a size cannot be encoded (see :func:`item_sizes`), there are more frames than ``max_sequences``, or
             ``max_seqlen_override`` is below the longest sequence.
     """

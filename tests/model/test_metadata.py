@@ -140,6 +140,9 @@ def test_bounds_below_the_call() -> None:
     with pytest.raises(ValueError, match=r"max_sequences: expected at least the 4 frames .* got 3"):
         prepare_encoder_metadata(MIXED, max_sequences=3)
     prepare_encoder_metadata(MIXED, max_seqlen_override=24, max_sequences=4)
+    for name in ("max_seqlen_override", "max_sequences"):
+        with pytest.raises(TypeError, match=f"{name}: expected an int, got Tensor"):
+            prepare_encoder_metadata(MIXED, **{name: torch.tensor(24)})
 
 
 def test_more_rows_than_int32_counts() -> None:
