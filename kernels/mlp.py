@@ -2,12 +2,14 @@
 
 Two linears with their epilogues, which replace two ``F.linear``, the activation and the addition; the hidden rows are
 rounded once, after the activation. Not an operator of its own: each linear is one, and the hidden rows have to pass
-through memory between them.
+through memory between them. In fp16 a hidden number above 65,504 is infinite, as in plain PyTorch; bf16 holds it.
 """
 
+import torch
 from torch import Tensor
 
-from ernie_vit.kernels.linear import linear, linear_ref
+from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
+from ernie_vit.kernels.linear import linear_ref
 
 
 def mlp(
@@ -35,10 +37,30 @@ def mlp(
         ``[rows, out]``, dtype of ``x``; rows past the live ones are uninitialised.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as ``linear``.
+        TypeError, ValueError: an argument's dtype, shape, device or stride is not as above.
+        RuntimeError: a gradient is wanted, or Triton does not run on the device.
     """
-    hidden = linear(x, fc1_weight, fc1_bias, activation="quick_gelu", num_rows=num_rows)
-    return linear(hidden, fc2_weight, fc2_bias, residual=residual, num_rows=num_rows)
+    check_tensor("x", x, shape=(None, None), dtypes=FLOAT_DTYPES, device=x.device)
+    rows, width = x.shape
+    dtypes, device = (x.dtype,), x.device
+    check_tensor("fc1_weight", fc1_weight, shape=(None, width), dtypes=dtypes, device=device)
+    hidden_width = fc1_weight.shape[0]
+    check_tensor("fc2_weight", fc2_weight, shape=(None, hidden_width), dtypes=dtypes, device=device)
+    out_width = fc2_weight.shape[0]
+    for name, weight in (("fc1_weight", fc1_weight), ("fc2_weight", fc2_weight)):
+        if 0 in weight.shape:
+            raise ValueError(f"{name}: expected at least one row and one column, got {list(weight.shape)}")
+    for name, bias, size in (("fc1_bias", fc1_bias, hidden_width), ("fc2_bias", fc2_bias, out_width)):
+        if bias is not None:
+            check_tensor(name, bias, shape=(size,), dtypes=dtypes, device=device)
+    if residual is not None:
+        check_tensor("residual", residual, shape=(rows, out_width), dtypes=dtypes, device=device)
+    check_num_rows(num_rows, device)
+    refuse_gradient("mlp", x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, residual)
+    linear = torch.ops.ernie_vit.linear.default
+    hidden = linear(x, fc1_weight, fc1_bias, "quick_gelu", None, num_rows)
+    out: Tensor = linear(hidden, fc2_weight, fc2_bias, None, residual, num_rows)
+    return out
 
 
 def mlp_ref(
