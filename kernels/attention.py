@@ -12,7 +12,7 @@ L2 cache; all blocks of the tower use the one list.
 
 Rounding: products and softmax in float32; the weights ``exp(s - max)`` are rounded to the input's dtype before
 they meet v, their sum is taken unrounded; one rounding of the result. A row's bits depend on its own sequence
-alone: key blocks start at the sequence's first row and are equally long in every tile.
+alone: where its key blocks start follows from the sequence, and they are equally long in every tile of a backend.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def attention(
             The last dimension is contiguous, other strides are free: slices of one fused projection are read in place.
         cu_seqlens: int32 ``[sequences + 1]`` on the same device: 0, then each sequence's end. Equal neighbours are an
             empty sequence. Rows past the last entry are not written, and what they hold reaches no result.
-        max_seqlen: upper bound of the sequences' lengths; sizes the launch, never decides what is computed.
+        max_seqlen: upper bound of the sequences' lengths; helps to choose the tile, never decides what is computed.
         scale: factor of the scores, positive; default ``head_dim ** -0.5``.
         work_list: ``attention_work_list`` of the same arguments, for use by many calls; default: made by this call.
 
@@ -66,7 +66,7 @@ def attention(
         RuntimeError: a gradient would be needed, or Triton does not run on the device.
     """
     _check_inputs(q, k, v, max_seqlen, scale)
-    check_tensor("cu_seqlens", cu_seqlens, shape=[None], dtypes=[torch.int32], device=q.device)
+    _check_cu_seqlens(cu_seqlens, q.device)
     if work_list is not None:
         check_tensor("work_list", work_list, shape=[None, 5], dtypes=[torch.int32], device=q.device)
     refuse_gradient("attention", q, k, v)
@@ -118,7 +118,7 @@ def attention_work_list(
         TypeError, ValueError: as ``attention``.
     """
     _check_sizes(max_seqlen, head_dim, dtype)
-    check_tensor("cu_seqlens", cu_seqlens, shape=[None], dtypes=[torch.int32], device=cu_seqlens.device)
+    _check_cu_seqlens(cu_seqlens, cu_seqlens.device)
     work_list: Tensor = torch.ops.ernie_vit.attention_work_list(
         cu_seqlens, num_rows, max_seqlen, num_heads, head_dim, dtype
     )
@@ -190,6 +190,12 @@ def _check_sizes(
         raise ValueError(f"head_dim: expected a multiple of 8 from 16 to 128, got {head_dim}")
     if dtype not in dtypes:
         raise TypeError(f"dtype: expected {' or '.join(map(str, dtypes))}, got {dtype}")
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, device: torch.device) -> None:
+    check_tensor("cu_seqlens", cu_seqlens, shape=[None], dtypes=[torch.int32], device=device)
+    if cu_seqlens.shape[0] == 0:
+        raise ValueError("cu_seqlens: expected at least 1 value, got 0")
 
 
 def _check_offsets(offsets: Sequence[int], num_rows: int, max_seqlen: int) -> None:

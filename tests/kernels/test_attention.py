@@ -30,6 +30,12 @@ def test_values(device, dtype, head_dim):
     assert_accurate(*fused(rows, device, dtype, head_dim=head_dim), offsets(RAGGED, device), max(RAGGED))
 
 
+@pytest.mark.parametrize("head_dim", [24, 32, 48, 56, 88, 104, 112, 120])
+def test_values_of_the_other_heads(device, head_dim):
+    """Tails of 16, 32 and 64 channels, whole and masked."""
+    assert_accurate(*fused(82, device, head_dim=head_dim), offsets([65, 17], device), 65)
+
+
 @pytest.mark.parametrize(
     "lengths",
     [[0, 96, 96, 0, 40], [0, 0, 70], [65, 0, 0], [33, 0, 66], [1]],
@@ -66,6 +72,19 @@ def test_every_tile_and_untouched_rows(device, dtype):
             out = with_tile(tile, q, k, v, cu_seqlens, torch.full(q.shape, 7.0, dtype=dtype, device=device))
             assert_as_accurate(out[:300], *references)
             assert out[300:].eq(7.0).all(), tile
+
+
+def test_both_ways_to_pad(device):
+    """Ours repeats the last offset; others give the rows past the live ones a sequence of their own. The same bits."""
+    q, k, v = fused(512, device)
+    for x in (q, k, v):
+        x[300:] = NAN
+    repeated, own = (offsets([256, 44, *rest], device) for rest in ([0, 0], [212]))
+    for tiles in backends(device, q.dtype):
+        for tile in tiles:
+            out, padded = (with_tile(tile, q, k, v, cu_seqlens) for cu_seqlens in (repeated, own))
+            assert torch.equal(out[:300], padded[:300]), tile
+            assert out[:300].isfinite().all(), tile
 
 
 @HALVES
@@ -188,6 +207,9 @@ def test_op(device):
     q, k, v = fused(130, device)
     arguments = (q, k, v, offsets([65, 65], device), 65, 0.1, None)
     torch.library.opcheck(torch.ops.ernie_vit.attention.default, arguments)
+    sizes = {"num_rows": 130, "max_seqlen": 65, "num_heads": 2, "head_dim": 80, "dtype": q.dtype}
+    work_list = attention_work_list(arguments[3], **sizes)
+    torch.library.opcheck(torch.ops.ernie_vit.attention.default, (*arguments[:-1], work_list))
 
 
 def test_compiles_in_one_graph(device):
@@ -226,9 +248,10 @@ def test_gradients_are_refused(device):
         ({"q": torch.zeros(8, 160, dtype=torch.bfloat16)}, ValueError, "q: expected shape"),
         ({"q": torch.zeros(80, 2, 8, dtype=torch.bfloat16).transpose(0, 2)}, ValueError, "q: expected a contiguous"),
         ({"cu_seqlens": torch.tensor([0, 8])}, TypeError, "cu_seqlens: expected torch.int32"),
+        ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)}, ValueError, "cu_seqlens: expected at least 1 value"),
         ({"scale": 0.0}, ValueError, "scale: expected a positive number"),
     ],
-    ids=["max_seqlen as a tensor", "dtype", "rows", "flat heads", "stride", "long offsets", "scale"],
+    ids=["max_seqlen as a tensor", "dtype", "rows", "flat heads", "stride", "long offsets", "no offsets", "scale"],
 )
 def test_refusals(change, error, message):
     q, k, v = fused(8, "cpu")

@@ -175,8 +175,9 @@ SIZES = {"num_rows": 512, "max_seqlen": 256, "num_heads": 2, "head_dim": 80, "dt
         ({"dtype": torch.float64}, TypeError, "dtype"),
         ({"cu_seqlens": torch.tensor([0, 256])}, TypeError, "cu_seqlens: expected torch.int32, got torch.int64"),
         ({"cu_seqlens": torch.zeros(2, 2, dtype=torch.int32)}, ValueError, "cu_seqlens: expected shape"),
+        ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)}, ValueError, "cu_seqlens: expected at least 1 value"),
     ],
-    ids=["max_seqlen as a tensor", "head_dim", "dtype", "long offsets", "two dimensions"],
+    ids=["max_seqlen as a tensor", "head_dim", "dtype", "long offsets", "two dimensions", "no offsets"],
 )
 def test_refusals(change, error, message):
     arguments = {"cu_seqlens": torch.tensor([0, 256], dtype=torch.int32), **SIZES, **change}
