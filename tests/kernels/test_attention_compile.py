@@ -11,8 +11,12 @@ pytestmark = pytest.mark.compile
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 PLAIN_ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"]
-# The model's own head and the widest; 72 has a masked part.
-PLAIN_CASES = [(torch.bfloat16, 80), (torch.bfloat16, 128), (torch.float32, 80), (torch.float32, 128)]
+# The model's own head, the widest, and masked parts: 72 is 64 and 8 of 16 channels, 120 is 64 and 56 of 64.
+PLAIN_CASES = [
+    *((torch.bfloat16, head_dim) for head_dim in (72, 80, 120, 128)),
+    (torch.float16, 80),
+    *((torch.float32, head_dim) for head_dim in (80, 128)),
+]
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), PLAIN_CASES, ids=lambda x: NAMES.get(x, str(x)))
