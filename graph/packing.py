@@ -30,6 +30,9 @@ def pack_frames(lengths: Sequence[int], capacities: Sequence[Capacity]) -> list[
     Returns:
         Chunks that cover all frames, in order. A frame larger than every capacity is a chunk by itself, without one.
     """
+    whole = _smallest(sum(lengths), len(lengths), capacities)
+    if lengths and whole is not None:  # most calls: nothing to cut
+        return [Chunk(0, len(lengths), sum(lengths), whole)]
     chunks: list[Chunk] = []
     first, rows = 0, 0
     for frame, length in enumerate(lengths):

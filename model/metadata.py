@@ -112,13 +112,12 @@ def tokens_per_item(sizes: Sizes) -> list[int]:
 
 
 def plan_sequences(
-    grid_thw: Grid, *, max_sequences: int | None = None, max_seqlen_override: int | None = None
+    sizes: Sizes, *, max_sequences: int | None = None, max_seqlen_override: int | None = None
 ) -> EncoderPlan:
-    """The host's part of :func:`prepare_encoder_metadata`; same arguments and errors."""
+    """The host's part of :func:`prepare_encoder_metadata`, of sizes that :func:`item_sizes` has checked."""
     for name, bound in (("max_sequences", max_sequences), ("max_seqlen_override", max_seqlen_override)):
         if bound is not None and not isinstance(bound, int):  # a tensor would make every launch wait for the device
             raise TypeError(f"{name}: expected an int, got {type(bound).__name__}")
-    sizes = item_sizes(grid_thw)
     grid = np.array(sizes, np.int64).reshape(-1, 3)
     frames, height, width = grid.T
     tokens_per_frame = height * width // 4
@@ -137,7 +136,7 @@ def plan_sequences(
             f"max_seqlen_override: expected at least the longest sequence, {longest} rows, got {max_seqlen_override}"
         )
 
-    num_tokens = int((np.maximum(frames // 2, 1) * tokens_per_frame).sum())
+    num_tokens = sum(tokens_per_item(sizes))
     offsets = _packed_offsets(max_sequences, num_tokens)
     packed = np.zeros(offsets.end, np.int32)
     packed[:_ALIGN] = num_patches, num_patches // 4, 2 * num_tokens, num_tokens
@@ -145,12 +144,8 @@ def plan_sequences(
     np.cumsum(lengths, out=cu_seqlens[1 : len(lengths) + 1])
     cu_seqlens[len(lengths) + 1 :] = num_patches
     frame_sizes = packed[offsets.frame_sizes : offsets.frame_sizes + 2 * len(lengths)]
-    frame_sizes[:] = np.repeat(grid[:, 1:], frames, axis=0).ravel()
-    _fill_temporal_rows(
-        packed[offsets.temporal_rows : offsets.temporal_rows + 2 * num_tokens].reshape(num_tokens, 2),
-        frames,
-        tokens_per_frame,
-    )
+    frame_sizes.reshape(-1, 2)[:] = np.repeat(grid[:, 1:], frames, axis=0)
+    _fill_temporal_rows(packed[offsets.temporal_rows :].reshape(num_tokens, 2), frames, tokens_per_frame)
     return EncoderPlan(
         packed=packed,
         max_sequences=max_sequences,
@@ -222,7 +217,8 @@ def prepare_encoder_metadata(
         ValueError: a size cannot be encoded (see :func:`item_sizes`), there are more frames than ``max_sequences``, or
             ``max_seqlen_override`` is below the longest sequence.
     """
-    plan = plan_sequences(grid_thw, max_sequences=max_sequences, max_seqlen_override=max_seqlen_override)
+    sizes = item_sizes(grid_thw)
+    plan = plan_sequences(sizes, max_sequences=max_sequences, max_seqlen_override=max_seqlen_override)
     packed = torch.from_numpy(plan.packed).to(device or "cpu", non_blocking=True)
     return unpack_metadata(packed, plan)
 
@@ -235,35 +231,30 @@ def _fill_temporal_rows(
     An image is its own even and odd frame.
     """
     pairs = np.maximum(frames // 2, 1)  # frame pairs of each item
-    first_frame = np.cumsum(frames) - frames
-    pair_in_item = np.arange(int(pairs.sum())) - np.repeat(np.cumsum(pairs) - pairs, pairs)
-    even_frame = np.repeat(first_frame, pairs) + 2 * pair_in_item
-    odd_frame = even_frame + np.repeat(frames > 1, pairs)
-
-    frame_tokens = np.repeat(tokens_per_frame, frames)
-    frame_start = np.cumsum(frame_tokens) - frame_tokens
-    pair_tokens = np.repeat(tokens_per_frame, pairs)
-    inside = np.arange(len(temporal_rows)) - np.repeat(np.cumsum(pair_tokens) - pair_tokens, pair_tokens)
-    for column, frame in zip(temporal_rows.T, (even_frame, odd_frame), strict=True):
-        column[:] = np.repeat(frame_start[frame], pair_tokens) + inside
+    tokens = np.repeat(tokens_per_frame, pairs)  # of each pair: as many as its even frame has windows
+    odd_windows = np.repeat(tokens_per_frame * (frames > 1), pairs)
+    skipped = np.cumsum(odd_windows) - odd_windows  # windows of the odd frames before each pair
+    even, odd = temporal_rows.T
+    even[:] = np.arange(len(temporal_rows)) + np.repeat(skipped, tokens)
+    odd[:] = even + np.repeat(odd_windows, tokens)
 
 
 def _item_size(item: int, row: Sequence[int]) -> tuple[int, int, int]:
     if not isinstance(row, (Sequence, np.ndarray, Tensor)) or len(row) != 3:
         raise ValueError(f"grid_thw: expected shape [items, 3] of frames, height, width, got {row} for item {item}")
-    if not all(type(size) is int or isinstance(size, np.integer) for size in row):  # a bool is an int too
-        raise TypeError(f"grid_thw: expected integers, got {row} for item {item}")
+    for size in row:
+        if type(size) is not int and not isinstance(size, np.integer):  # a bool is an int too
+            raise TypeError(f"grid_thw: expected integers, got {row} for item {item}")
     frames, height, width = map(int, row)
-    expected = None
-    if min(frames, height, width) < 1:
+    if frames < 1 or height < 1 or width < 1:
         expected = "positive sizes"
     elif height % 2 or width % 2:
         expected = "an even height and width (a token takes 2x2 patches)"
     elif frames > 1 and frames % 2:
         expected = "one frame or an even number of them (a token takes two)"
-    if expected is not None:
-        raise ValueError(f"grid_thw: expected {expected}, got {[frames, height, width]} for item {item}")
-    return frames, height, width
+    else:
+        return frames, height, width
+    raise ValueError(f"grid_thw: expected {expected}, got {[frames, height, width]} for item {item}")
 
 
 def _round_up(size: int) -> int:

@@ -35,7 +35,7 @@ def warm_up(tower: VisionTower, ops: Operators, sizes: Iterable[int] | None = No
         for rows in row_sizes(weight.device) if sizes is None else sizes:
             pixel_values = weight.new_zeros(rows, weight.shape[1])
             for max_sequences, max_seqlen in product(attention.SEQUENCE_COUNTS, max_seqlens):
-                plan = plan_sequences([], max_sequences=max_sequences, max_seqlen_override=max_seqlen)
+                plan = plan_sequences((), max_sequences=max_sequences, max_seqlen_override=max_seqlen)
                 metadata = unpack_metadata(torch.from_numpy(plan.packed).to(weight.device), plan)
                 tower(pixel_values, metadata, ops)
             # the processor's rows are float32, whatever the tower's dtype; only the patch embedding sees them
