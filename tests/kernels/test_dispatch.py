@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,36 +12,6 @@ from ernie_vit.kernels import dispatch
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 Machine = Callable[..., None]
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """Pretends a GPU, a Triton and an interpreter; forgets what was decided about them afterwards."""
-
-    def pretend(
-        *,
-        name: str = "NVIDIA H200",
-        capability: tuple[int, int] = (9, 0),
-        triton: str | None = "3.6.0",
-        hip: str | None = None,
-        interpreted: bool = False,
-    ) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-        monkeypatch.setattr(torch.version, "hip", hip)
-        monkeypatch.setattr(dispatch, "triton_version", lambda: triton)
-        monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
-        forget()
-
-    def forget() -> None:
-        dispatch.why_not_triton.cache_clear()
-        dispatch.why_not_gluon.cache_clear()
-        dispatch.why_not_hopper.cache_clear()
-        dispatch.launches_early.cache_clear()
-
-    yield pretend
-    monkeypatch.undo()
-    forget()
 
 
 def test_hopper_runs_gluon(machine: Machine) -> None:
@@ -64,12 +34,14 @@ def test_other_gpus_run_plain_triton(machine: Machine, name: str, capability: tu
     machine(name=name, capability=capability)
     assert dispatch.why_not_triton(GPU) is None
     assert dispatch.why_not_hopper(GPU, torch.bfloat16) == f"{name} is not a Hopper GPU"
+    assert dispatch.architecture(GPU) == "sm_{}{}".format(*capability)
 
 
 def test_amd_runs_plain_triton(machine: Machine) -> None:
     machine(name="AMD Instinct MI300X", hip="6.4", capability=(9, 4))
     assert dispatch.why_not_triton(GPU) is None
     assert "not a Hopper GPU" in str(dispatch.why_not_hopper(GPU, torch.bfloat16))
+    assert dispatch.architecture(GPU) == "gfx942"
     machine(name="gfx900", hip="6.4", capability=(9, 0))  # the number of a Hopper, on another make
     assert "not a Hopper GPU" in str(dispatch.why_not_hopper(GPU, torch.bfloat16))
 
@@ -131,20 +103,20 @@ def test_small_kernels_start_early_up_to_a_bound(
     assert not dispatch.small_kernel_launches_early(CPU, 1)
 
 
-def test_references_need_neither_triton_nor_a_gpu() -> None:
+def test_without_triton_references_compute_and_kernels_say_what_is_missing() -> None:
     # an empty entry in sys.modules makes `import triton` fail, as if it were not installed
     script = """
 import sys
 sys.modules["triton"] = None
 import torch
-import ernie_vit.kernels.attention
-import ernie_vit.kernels.compilation
-import ernie_vit.kernels.layer_norm
-import ernie_vit.kernels.linear
-import ernie_vit.kernels.mlp
-import ernie_vit.kernels.patch_embed
-import ernie_vit.kernels.qkv_rotary
-import ernie_vit.kernels.rotary
+from ernie_vit.kernels.linear import linear, linear_ref
+x = torch.ones(2, 3)
+assert linear_ref(x, x).eq(3).all()
+try:
+    linear(x, x)
+except RuntimeError as error:
+    print(error)
 assert not torch.cuda.is_initialized()
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert run.stdout == 'linear: triton is not installed; backend="torch" runs everywhere\n'
