@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +58,29 @@ def test_few_programs_are_dead(rows, sequences):
     if not tile.persistent:
         programs = work_list_shape(rows, sequences, heads, tile.rows, at_once=132)[0] - 1
         assert programs <= 1.75 * heads * rows / tile.rows + 132 + 88
+
+
+def rows_of_80(heads: int = 3) -> torch.Tensor:
+    return torch.zeros(7, 3, heads, 80, dtype=torch.bfloat16)[:, 1]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("x", "readable"),
+    [
+        pytest.param(rows_of_80(), True, id="slice of a projection"),
+        pytest.param(rows_of_80()[3:5], True, id="slice of rows"),
+        pytest.param(rows_of_80(heads=1), True, id="one head"),
+        pytest.param(rows_of_80().contiguous(), True, id="contiguous"),
+        pytest.param(rows_of_80().transpose(0, 1).contiguous().transpose(0, 1), False, id="heads first"),
+        pytest.param(rows_of_80()[:, :1].expand(7, 3, 80), False, id="one head for all"),
+        pytest.param(rows_of_80()[:1].expand(7, 3, 80), False, id="one row for all"),
+        pytest.param(torch.zeros(1681, dtype=torch.bfloat16)[1:].view(7, 3, 80), False, id="odd place"),
+        pytest.param(torch.zeros(7, 244, dtype=torch.bfloat16)[:, :240].view(7, 3, 80), False, id="odd stride"),
+    ],
+)
+def test_what_the_gluon_kernel_can_read(x: torch.Tensor, readable: bool):
+    """The rest is read by plain Triton's, whatever its strides."""
+    from ernie_vit.kernels.hopper import attention
+
+    assert attention.readable(x) is readable
