@@ -56,7 +56,7 @@ class Case:
 
     def check(self, qkv: Tensor, rows: slice = slice(None)) -> None:
         """Each of q, k and v, and the scores, whose heads need no natural order."""
-        out = self.natural(qkv)[rows]
+        out = self.natural(qkv[rows])
         plain = qkv_rotary_ref(*self.arguments(rows=rows), num_heads=self.heads)
         exact = qkv_rotary_ref(*self.arguments(torch.float64, rows), num_heads=self.heads)
         for part in range(3):
@@ -82,6 +82,18 @@ def test_other_heads_are_the_two_kernels(device: str, head_dim: int) -> None:
     assert not leaves_paired(case.x, case.weight, case.heads)
     separate = linear(case.x, case.weight, case.bias).unflatten(1, (3, 3, head_dim))
     assert torch.equal(case.run(), apply_rotary(separate, case.table))
+
+
+@pytest.mark.parametrize("pad", [1, 8], ids=["odd", "aligned"])
+@pytest.mark.parametrize("name", ["x", "weight"])
+def test_strides_between_rows_are_free(device: str, name: str, pad: int) -> None:
+    """Also those that the epilogue's kernel cannot read: then it is the two kernels."""
+    case = Case(37, torch.bfloat16, device, **(TOWER if device == "cuda" else {}))
+    tensor = getattr(case, name)
+    wide = torch.full((tensor.shape[0], tensor.shape[1] + pad), float("nan"), dtype=tensor.dtype, device=device)
+    wide[:, :-pad] = tensor
+    setattr(case, name, wide[:, :-pad])
+    case.check(case.run())
 
 
 def test_dead_rows_reach_no_live_one(device: str) -> None:
@@ -212,6 +224,19 @@ def test_replay_follows_the_count_and_the_table() -> None:
         graph.replay()
         assert torch.equal(out[:live], case.run(num_rows=every)[:live])
         assert (out[live:] == out.new_tensor(POISON)).all()
+
+
+@pytest.mark.gpu
+def test_offsets_past_two_to_the_31() -> None:
+    rows, tail = 560_000, 300
+    if torch.cuda.mem_get_info()[0] < 16e9:
+        pytest.skip("needs 16 GB of free GPU memory")
+    case = Case(rows, torch.bfloat16, "cuda", **TOWER)
+    out = case.run()
+    last = slice(rows - tail, rows)
+    assert torch.equal(out[last], case.run(last))
+    assert not out.isnan().any()
+    case.check(out, last)
 
 
 @pytest.mark.gpu
