@@ -1,7 +1,7 @@
 """The pictures of a run."""
 
 from collections.abc import Callable
-from itertools import chain, cycle
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from bench.drawing import (
     palette,
     panels,
     plain_decades,
+    room_for,
     save,
 )  # fmt: skip
 from bench.records import Kernel, Run
@@ -52,7 +53,7 @@ def latency(run: Run) -> Figure | None:
     if not any(len(calls) > 1 for calls in lines.values()):
         return None
     figure, (axes,) = panels(1, columns=1, height=5.2)
-    colors, ends = palette(lines), []
+    colors, ends = _colors(run), []
     for name, calls in lines.items():
         x, y = [call.patches for call in calls], [call.median for call in calls]
         line(axes, x, y, colors[name], dashed=derived.EAGER in name, strong=derived.is_ours(name))
@@ -71,7 +72,7 @@ def speed_up(run: Run) -> Figure | None:
         return None
     columns = len(peers) if len(peers) <= 4 else PANELS_BESIDE
     figure, every = panels(len(peers), columns=columns, height=0.32 * len(gains))
-    colors, most = palette(peers), max(gain for of in gains.values() for gain in of.values())
+    colors, most = _colors(run), max(gain for of in gains.values() for gain in of.values())
     for place, (axes, peer) in enumerate(zip(every, peers, strict=True)):
         lengths = {name: of.get(peer) for name, of in gains.items()}
         bars(axes, lengths, lambda gain: f"{gain:.1f}", colors[peer], end=most * 1.2)
@@ -90,60 +91,61 @@ def padding(run: Run) -> Figure | None:
         in_one_graph.setdefault((entry.provider, entry.capacity), {})[entry.rows] = entry.milliseconds
         of_one_size.setdefault((entry.provider, entry.rows), {})[entry.capacity] = entry.milliseconds
     sides = [
-        (shown, xlabel, label)
-        for groups, xlabel, label in (
-            (in_one_graph, "live rows", "graph of {:,} rows"),
-            (of_one_size, "rows of the graph", "{:,} live rows"),
+        (shown, xlabel, title)
+        for groups, xlabel, title in (
+            (in_one_graph, "live rows", "Graph of {} rows"),
+            (of_one_size, "rows of the graph", "{} live rows"),
         )
         if (shown := {key: points for key, points in groups.items() if len(points) > 1})
     ]
     if not sides:
         return None
-    figure, every = panels(len(sides), columns=2, height=3.8, gap=0.9)
-    colors = palette(dict.fromkeys(entry.provider for entry in run.padding))
-    for axes, (groups, xlabel, label) in zip(every, sides, strict=True):
+    figure, every = panels(len(sides), columns=2, height=3.8, gap=room_for(entry.provider for entry in run.padding))
+    colors = _colors(run)
+    for axes, (groups, xlabel, title) in zip(every, sides, strict=True):
         ends = []
-        for (provider, fixed), points in groups.items():
+        for (provider, _), points in groups.items():
             x, y = zip(*sorted(points.items()), strict=True)
             line(axes, x, y, colors[provider], strong=derived.is_ours(provider))
-            ends.append(End(f"{provider},\n{label.format(fixed)}", x[-1], y[-1], colors[provider]))
-        logarithmic(axes, {x for points in groups.values() for x in points}, room=5)
+            ends.append(End(provider, x[-1], y[-1], colors[provider]))
+        logarithmic(axes, {x for points in groups.values() for x in points}, room=4)
         axes.set(xlabel=xlabel, ylabel="milliseconds")
+        heading(axes, title.format(" or ".join(f"{fixed:,}" for fixed in sorted({fixed for _, fixed in groups}))))
         label_ends(axes, ends)
     return figure
 
 
 def roofline(run: Run) -> Figure | None:
     """Our kernels, each at all its sizes, under the ceilings measured in the same run."""
-    copy, product = run.machine.copy, run.machine.product
+    copy, peak = run.machine.copy, run.machine.product
     groups = {name: [one for one in of.values() if _intensity(one)] for name, of in _ours(run).items()}
     groups = {name: sorted(of, key=_intensity) for name, of in groups.items() if of}
-    if not groups or not copy or not product:
+    if not groups or not copy or not peak:
         return None
     intensities = list(map(_intensity, chain(*groups.values())))
-    left, right = min(intensities) * 0.5, max(*intensities, product / copy) * 1.4
+    left, right = min(intensities) * 0.5, max(*intensities, peak / copy) * 1.4
     figure, (axes,) = panels(1, columns=1, height=5.6)
     axes.set(xscale="log", yscale="log", xlim=(left, right), xlabel="FLOP for a byte moved", ylabel="TFLOP/s")
-    corners = [left, product / copy, right]
-    axes.plot(corners, [min(product, copy * at) / 1e12 for at in corners], color=FAINT, linewidth=3)
+    corners = [left, peak / copy, right]
+    axes.plot(corners, [min(peak, copy * at) / 1e12 for at in corners], color=FAINT, linewidth=3)
     slope, flat = left * (corners[1] / left) ** 0.5, corners[1] * 0.95
     style: dict[str, Any] = {"ha": "right", "va": "bottom", "size": FONT, "color": FAINT}
     axes.text(slope, copy * slope / 1e12 * 1.1, f"copy {copy / 1e12:.1f} TB/s", **style)
-    axes.text(flat, product / 1e12, f"large product {product / 1e12:.0f} TFLOP/s", **style)
+    axes.text(flat, peak / 1e12, f"large product {peak / 1e12:.0f} TFLOP/s", **style)
     ends = []
-    for (name, entries), color in zip(groups.items(), cycle((OURS[0], *PEERS)), strict=False):
+    for (name, entries), (marker, color) in zip(groups.items(), product("os^", (OURS[0], *PEERS)), strict=False):
         axes.plot(
             [_intensity(entry) for entry in entries],
             [entry.tflops for entry in entries],
             color=color,
-            marker="o",
+            marker=marker,
             linewidth=1.2,
         )
         ends.append(End(name, _intensity(entries[-1]), entries[-1].tflops, color))
-    plain_decades(axes.xaxis)
+    plain_decades(axes.xaxis, steps=(1,))
     plain_decades(axes.yaxis)
-    label_ends(axes, [end for end in ends if end.x >= product / copy])
-    label_ends(axes, [end for end in ends if end.x < product / copy], beside=True)
+    label_ends(axes, [end for end in ends if end.x >= peak / copy])
+    label_ends(axes, [end for end in ends if end.x < peak / copy], beside=True)
     return figure
 
 
@@ -152,16 +154,21 @@ def ideal(run: Run) -> Figure | None:
     peers, groups = derived.fastest_peers(run), _ours(run)
     if not groups:
         return None
-    most = max(map(len, groups.values()))
-    figure, every = panels(len(groups), columns=PANELS_BESIDE, height=0.32 * most, gap=0.45)
+    ticks = {
+        key: derived.of_ideal(entry) * entry.microseconds / peers[key].microseconds
+        for of in groups.values()
+        for entry in of.values()
+        if (key := (entry.kernel, entry.case, entry.rows)) in peers
+    }
+    most, widest = max(map(len, groups.values())), max([1.0, *ticks.values()])
+    figure, every = panels(len(groups), columns=PANELS_BESIDE, height=0.32 * most, gap=1.04)
     for axes, (name, of) in zip(every, groups.items(), strict=True):
         shares = {label: derived.of_ideal(entry) for label, entry in of.items()}
-        bars(axes, shares, lambda share: f"{share:.0%}", OURS[0], end=1.3, words_at=1.02)
+        bars(axes, shares, lambda share: f"{share:.0%}", OURS[0], end=widest + 0.3, words_at=widest + 0.02)
         axes.set_ylim(most - 0.5, -0.5)
         for place, entry in enumerate(of.values()):
-            peer = peers.get((entry.kernel, entry.case, entry.rows))
-            if peer:
-                share = derived.of_ideal(entry) * entry.microseconds / peer.microseconds
+            share = ticks.get((entry.kernel, entry.case, entry.rows))
+            if share is not None:
                 axes.plot([share, share], [place - 0.4, place + 0.4], color=PEERS[0], linewidth=3)
         axes.plot([1, 1], [-0.5, len(of) - 0.5], color=INK, linewidth=1)
         heading(axes, name)
@@ -177,8 +184,9 @@ def errors(run: Run) -> Figure | None:
             inputs.setdefault(entry.input, {}).setdefault(entry.provider, {})[entry.block] = entry.error
     if not inputs:
         return None
-    figure, every = panels(len(inputs), columns=2, height=3.8, gap=0.6)
-    colors = palette(dict.fromkeys(entry.provider for entry in run.accuracy))
+    gap = room_for(provider for of in inputs.values() for provider in of)
+    figure, every = panels(len(inputs), columns=2, height=3.8, gap=gap)
+    colors = _colors(run)
     for axes, (name, providers) in zip(every, inputs.items(), strict=True):
         ends, beyond = [], 1.06 * max(block for of in providers.values() for block in of)
         for provider, of in providers.items():
@@ -206,6 +214,11 @@ PICTURES: dict[str, tuple[str, Callable[[Run], Figure | None]]] = {
 }
 
 
+def _colors(run: Run) -> dict[str, str]:
+    """Of every encoder in the run, the same in all of its pictures."""
+    return palette([*derived.providers(run.calls), *(entry.provider for entry in (*run.padding, *run.accuracy))])
+
+
 def _ours(run: Run) -> dict[str, dict[str, Kernel]]:
     """Our kernels, and each one's sizes by their names: rows, or the case where every case has one size."""
     entries = [entry for entry in run.kernels if entry.provider == "ours"]
@@ -215,7 +228,9 @@ def _ours(run: Run) -> dict[str, dict[str, Kernel]]:
     found: dict[str, dict[str, Kernel]] = {}
     for kernel, of_kernel in cases.items():
         if len(of_kernel) > 1 and all(len(of_case) == 1 for of_case in of_kernel.values()):
-            found[kernel] = {case: of_case[0] for case, of_case in of_kernel.items()}
+            found[kernel] = {
+                f"{int(case):,}" if case.isdigit() else case: of_case[0] for case, of_case in of_kernel.items()
+            }
             continue
         for case, of_case in of_kernel.items():
             name = kernel if len(of_kernel) == 1 else f"{kernel} {case}"

@@ -22,7 +22,10 @@ INK, FAINT, GRID = "#1f2328", "#6e7781", "#d8dee4"
 OURS = ("#0969da", "#0a3069", "#0aa5c9")
 PEERS = ("#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#57606a", "#9a6700", "#1b7c83")
 FONT, DPI, WIDTH = 12, 150, 9.0  # points, dots an inch, inches
+BELOW = 0.6  # inches of a panel's ticks and the next one's heading
+BESIDE = 0.9  # inches of a panel's pointers to its labels and the next one's ticks
 LABEL_GAP = 1.25  # lines of text
+LETTER = 0.65 * FONT / 72  # inches, bold
 COLORS = 96
 
 
@@ -36,14 +39,15 @@ class End:
     color: str
 
 
-def panels(count: int, *, columns: int, height: float, gap: float = 0.12) -> tuple[Figure, list[Axes]]:
-    """A figure of equal panels, each ``height`` inches high."""
+def panels(count: int, *, columns: int, height: float, gap: float = 0.25) -> tuple[Figure, list[Axes]]:
+    """A figure of equal panels, each ``height`` inches high and ``gap`` inches beside the next."""
     columns = min(count, columns)
     rows = -(-count // columns)
-    figure = Figure(figsize=(WIDTH, rows * height), dpi=DPI)
+    width = (WIDTH - (columns - 1) * gap) / columns
+    figure = Figure(figsize=(WIDTH, rows * height + (rows - 1) * BELOW), dpi=DPI)
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False)
-    figure.subplots_adjust(left=0, right=1, bottom=0, top=1, wspace=gap, hspace=0.6 / height)
+    figure.subplots_adjust(left=0, right=1, bottom=0, top=1, wspace=gap / width, hspace=BELOW / height)
     every = list(grid.flat)
     for axes in every[count:]:
         axes.remove()
@@ -56,6 +60,11 @@ def panels(count: int, *, columns: int, height: float, gap: float = 0.12) -> tup
         for side, spine in axes.spines.items():
             spine.set(visible=side in ("left", "bottom"), color=FAINT)
     return figure, every[:count]
+
+
+def room_for(labels: Iterable[str]) -> float:
+    """Inches between panels whose lines bear these labels at their ends."""
+    return BESIDE + LETTER * max(map(len, labels))
 
 
 def save(figure: Figure, title: str, conditions: str, file: Path) -> None:
@@ -125,9 +134,9 @@ def logarithmic(axes: Axes, x: Iterable[float], *, room: int) -> None:
     plain_decades(axes.yaxis)
 
 
-def plain_decades(axis: Axis) -> None:
+def plain_decades(axis: Axis, steps: Sequence[int] = (1, 2, 5)) -> None:
     """1, 2, 5, 10, 20 and so on, in plain digits."""
-    axis.set_major_locator(FixedLocator([step * 10.0**power for power in range(-3, 5) for step in (1, 2, 5)]))
+    axis.set_major_locator(FixedLocator([step * 10.0**power for power in range(-3, 5) for step in steps]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
@@ -137,8 +146,7 @@ def label_ends(axes: Axes, ends: Sequence[End], *, beside: bool = False) -> None
     axes.autoscale_view()  # now, not at the next drawing: places depend on the limits
     ordered = sorted(ends, key=lambda end: end.y)
     points = [axes.transData.transform((end.x, end.y)) for end in ordered]
-    lines = max((end.label.count("\n") + 1 for end in ends), default=1)
-    heights = spread([y for _, y in points], LABEL_GAP * lines * FONT * DPI / 72)
+    heights = spread([y for _, y in points], LABEL_GAP * FONT * DPI / 72)
     for end, (x, _), height in zip(ordered, points, heights, strict=True):
         left, y = axes.transAxes.inverted().transform((x, height))
         axes.annotate(
