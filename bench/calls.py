@@ -14,10 +14,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bench.encoders.encoder import Encoder
-from bench.machine import Sensors, middle
 from bench.plan import Plan, Sizes, num_patches, pixels
 from bench.records import Call, Clocks, Host, Missing
 from bench.samples import balanced_orders, percentile_99, spread
+from bench.sensors import middle, sensors
 
 MIX = "mix"
 WARM_UPS = 4
@@ -36,13 +36,38 @@ class Samples:
     host: list[float] = field(default_factory=list)
     clocks: list[Clocks | None] = field(default_factory=list)
 
-    def take(self, encoder: Encoder, rows: Tensor, grid: Tensor, sensors: Sensors) -> None:
+    def take(self, encoder: Encoder, rows: Tensor, grid: Tensor) -> None:
         """Time one call, and of every few read the clocks right behind it."""
         host, total = time_call(encoder.run, rows, grid)
         if len(self.total) % CLOCKS_EVERY == 0:
-            self.clocks.append(sensors.read())
+            self.clocks.append(sensors().read())
         self.host.append(host)
         self.total.append(total)
+
+    def figures(self, name: str, provider: str, calls: Sequence[Sizes], *, device: float | None, apart: float) -> Call:
+        """What they say together.
+
+        Args:
+            name: of the input.
+            calls: whose times these are, each as often as any other.
+            device: milliseconds of the GPU's work, where they were measured.
+            apart: the samples' spread.
+        """
+        images = sum(map(len, calls))
+        return Call(
+            input=name,
+            patches=sum(map(num_patches, calls)),
+            images=images,
+            provider=provider,
+            median=median(self.total),
+            mean=mean(self.total),
+            p99=percentile_99(self.total),
+            host=median(self.host),
+            device=device,
+            images_per_second=images * 1e3 / (len(calls) * mean(self.total)),
+            spread=apart,
+            clocks=middle(self.clocks),
+        )
 
 
 def time_call(call: Callable[[Tensor, Tensor], Any], rows: Tensor, grid: Tensor) -> tuple[float, float]:
@@ -62,9 +87,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def measure_input(
-    name: str, sizes: Sizes, encoders: Sequence[Encoder], plan: Plan, sensors: Sensors
-) -> tuple[list[Call], list[Missing]]:
+def measure_input(name: str, sizes: Sizes, encoders: Sequence[Encoder], plan: Plan) -> tuple[list[Call], list[Missing]]:
     """Each encoder's times of one input, and the encoders that raised."""
     able, missing = warm_up(name, [encoder for encoder in encoders if encoder.takes(sizes)], [sizes] * WARM_UPS, plan)
     rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
@@ -74,28 +97,15 @@ def measure_input(
         if turn >= LEAST_ROUNDS and time.perf_counter() - started > plan.seconds:
             break
         for place in orders[turn % len(orders)] if able else ():
-            samples[place].take(able[place], rows, grid, sensors)
-    calls = [
-        Call(
-            input=name,
-            patches=num_patches(sizes),
-            images=len(sizes),
-            provider=encoder.provider,
-            median=median(of.total),
-            mean=mean(of.total),
-            p99=percentile_99(of.total),
-            host=median(of.host),
-            device=device_milliseconds(encoder, rows, grid, median(of.host)),
-            images_per_second=len(sizes) * 1e3 / mean(of.total),
-            spread=spread(of.total),
-            clocks=middle(of.clocks),
-        )
-        for encoder, of in zip(able, samples, strict=True)
-    ]
+            samples[place].take(able[place], rows, grid)
+    calls = []
+    for encoder, of in zip(able, samples, strict=True):
+        device = device_milliseconds(encoder, rows, grid, median(of.host))
+        calls.append(of.figures(name, encoder.provider, [sizes], device=device, apart=spread(of.total)))
     return calls, missing
 
 
-def measure_mix(encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> tuple[list[Call], list[Missing]]:
+def measure_mix(encoders: Sequence[Encoder], plan: Plan) -> tuple[list[Call], list[Missing]]:
     """Each encoder's times of the mix, every call on fresh rows and of sizes that it has met; and those that raised."""
     able, missing = warm_up(MIX, encoders, plan.mix, plan)
     samples = [Samples() for _ in able]
@@ -104,23 +114,10 @@ def measure_mix(encoders: Sequence[Encoder], plan: Plan, sensors: Sensors) -> tu
         for call, sizes in enumerate(tqdm(plan.mix, desc=f"{MIX}, pass {turn + 1}", leave=False, disable=None)):
             rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
             for place in orders[(call + turn) % len(orders)] if able else ():
-                samples[place].take(able[place], rows, grid, sensors)
-    images = sum(map(len, plan.mix))
+                samples[place].take(able[place], rows, grid)
     calls = [
-        Call(
-            input=MIX,
-            patches=sum(map(num_patches, plan.mix)),
-            images=images,
-            provider=encoder.provider,
-            median=median(of.total),
-            mean=mean(of.total),
-            p99=percentile_99(of.total),
-            host=median(of.host),
-            device=None,
-            images_per_second=images * 1e3 / (mean(of.total) * len(plan.mix)),
-            spread=spread(of.total, mean),  # the passes are the halves
-            clocks=middle(of.clocks),
-        )
+        # the passes are the halves
+        of.figures(MIX, encoder.provider, plan.mix, device=None, apart=spread(of.total, mean))
         for encoder, of in zip(able, samples, strict=True)
     ]
     return calls, missing
@@ -147,7 +144,8 @@ def warm_up(
 def device_milliseconds(encoder: Encoder, rows: Tensor, grid: Tensor, host: float) -> float | None:
     """The GPU's work on a call, by events. The GPU waits first, so that the host is ahead and leaves no gaps.
 
-    A call that itself waits for the GPU cannot be ahead: its time then has the gaps that it makes.
+    In a call that itself waits for the GPU the host cannot be ahead: the time then has the gaps that it leaves, up to
+    the whole of the host's.
     """
     if not torch.cuda.is_available():
         return None

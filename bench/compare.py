@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from bench import derived
-from bench.records import Run
-from bench.report import rich_table
+from bench.records import LEFT_OUT, Run
+from bench.report import rich_table, widened
 from bench.tables import NOTHING, Table
 
 # No smaller difference counts. Whole runs on other days, or other machines of one kind, differed by 2 to 3 %.
@@ -142,12 +142,12 @@ def only_in(first: Run, second: Run) -> Table:
 @click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_context
 def compare(context: click.Context, before: Path, after: Path) -> None:
-    """Compare two runs, given as their JSON files. The exit status is 1 if something of ours got worse or failed."""
+    """Compare two runs, given as their JSON files. The exit status is 1 if something of ours got worse or fails now."""
     try:
         first, second = Run.read(before), Run.read(after)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    console = Console()
+    console = widened(Console())
     for name, run in (("before", first), ("after", second)):
         console.print(f"{name}: {derived.conditions(run)}", highlight=False, markup=False)
     if first.machine.gpu != second.machine.gpu or first.quick != second.quick:
@@ -164,7 +164,11 @@ def compare(context: click.Context, before: Path, after: Path) -> None:
     ):
         if table.rows:
             console.print(rich_table(table))
-    failed = [entry for entry in second.missing if derived.is_ours(entry.provider)]
+    failed = [
+        entry
+        for entry in second.missing
+        if derived.is_ours(entry.provider) and entry.reason != LEFT_OUT and entry not in first.missing
+    ]
     for entry in failed:
         console.print(f"{entry.provider} failed: {entry.reason}", style="bold red", highlight=False, markup=False)
     same = len(found) - len(worse) - len(peers) - len(better)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from bench.records import Call, Kernel, Run
+from bench.records import Call, Kernel, Padding, Run
 
 MIX = "mix"
 GRAPH, EAGER = " graph", " eager"
@@ -79,14 +79,20 @@ def single_images(run: Run) -> dict[str, list[Call]]:
 def crossovers(run: Run) -> dict[str, str]:
     """For each encoder that ran both ways: from how many patches on its graph or its eager call is faster.
 
-    Between two sizes the lines are taken as straight in logarithms of patches and of time.
+    Between two sizes the lines are taken as straight in logarithms of patches and of time. A size at which the two
+    differ by no more than the noise is passed over.
     """
-    lines = single_images(run)
+    lines, differ = single_images(run), noise(run)
     found = {}
     for name, graph in lines.items():
-        eager = {call.patches: call.median for call in lines.get(name.replace(GRAPH, EAGER), [])}
-        # positive where the graph is faster
-        gains = [(call.patches, math.log(eager[call.patches] / call.median)) for call in graph if call.patches in eager]
+        eager = {call.patches: call for call in lines.get(name.replace(GRAPH, EAGER), [])}
+        gains = []  # positive where the graph is faster
+        for call in graph:
+            other = eager.get(call.patches)
+            if other is not None:
+                gain = math.log(other.median / call.median)
+                if abs(gain) > max(call.spread, other.spread, differ.get(call.input, 0.0)):
+                    gains.append((call.patches, gain))
         if GRAPH in name and gains:
             found[encoder(name)] = _in_words(gains)
     return found
@@ -133,9 +139,9 @@ def conditions(run: Run) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def clocks(calls: Iterable[Call]) -> str:
-    """The range of clocks, power and temperature while these calls were timed; empty where none were read."""
-    read = [call.clocks for call in calls if call.clocks]
+def clocks(timed: Iterable[Call | Kernel | Padding]) -> str:
+    """The range of clocks, power and temperature while these were timed; empty where none were read."""
+    read = [entry.clocks for entry in timed if entry.clocks]
     if not read:
         return ""
     return ", ".join(

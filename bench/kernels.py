@@ -2,17 +2,17 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from bench.compile_ahead import compile_ahead
 from bench.findings import Findings
 from bench.measure import why_not_measured
 from bench.records import Kernel, Missing
-from bench.sizes import FRAMES
+from bench.sizes import FRAMES, QUICK_SIZES
 
 HERE = Path(__file__).parent
 # Attention comes last: importing vLLM, one of its peers, changes settings of torch.compile.
@@ -27,7 +27,7 @@ def measure_kernels(quick: bool) -> tuple[list[Kernel], list[Missing]]:
     A peer that is not there, fails or is wrong is missing with its reason, and so is ours; neither ends the run.
 
     Args:
-        quick: two sizes, fewer rounds, and no peer that takes seconds to import or compile.
+        quick: one size, fewer rounds, and no peer that takes seconds to import or compile.
 
     Raises:
         KeyboardInterrupt: while it ran.
@@ -35,18 +35,19 @@ def measure_kernels(quick: bool) -> tuple[list[Kernel], list[Missing]]:
     why_not = why_not_measured()
     if why_not:
         return [], [Missing("kernels", why_not)]
-    if not quick:
-        # not a must: what it leaves out is compiled where it is measured
-        with contextlib.suppress(Exception):
-            compile_ahead(compile_ours, list(product(COMPILED_AHEAD, map(str, FRAMES))))
     findings = Findings(quick=quick)
     run_files(FILES, findings)
     return findings.kernels, findings.missing
 
 
-def compile_ours(file_and_size: tuple[str, str]) -> None:
+def compilations(*, quick: bool) -> list[Callable[[], None]]:
+    """Jobs for ``compile_ahead``: a file at a size each. What they leave out is compiled where it is measured."""
+    sizes = QUICK_SIZES if quick else tuple(map(str, FRAMES))
+    return [partial(compile_ours, file, size) for file, size in product(COMPILED_AHEAD, sizes)]
+
+
+def compile_ours(file: str, size: str) -> None:
     """Compile our kernels as a file uses them at a size; what fails will do so again where it is measured."""
-    file, size = file_and_size
     run_files([file], Findings(sizes=[size], only_compile=True))
 
 

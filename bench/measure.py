@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from bench.records import Kernel
+from bench.records import Clocks, Kernel
+from bench.sensors import sensors
 
 Inputs = Mapping[str, Any]
 T = TypeVar("T")
@@ -154,12 +155,16 @@ def measure(case: Case, rounds: int = ROUNDS) -> Measured:
     first = next(iter(found.graphs))
     again = capture(case.providers[first].run, found.inputs, calls(case))  # a second time, for the noise
     time = timed({**found.graphs, "": again}, rounds)
-    noise = abs(time[""] / time[first] - 1)
-    found.kernels.extend(_figures(case, name, time[name] / calls(case), errors[name], noise) for name in found.graphs)
+    noise, clocks = abs(time[""] / time[first] - 1), sensors().read()
+    found.kernels.extend(
+        _figures(case, name, time[name] / calls(case), errors[name], noise, clocks) for name in found.graphs
+    )
     return found
 
 
-def _figures(case: Case, name: str, seconds: float, errors: tuple[float, float], noise: float) -> Kernel:
+def _figures(
+    case: Case, name: str, seconds: float, errors: tuple[float, float], noise: float, clocks: Clocks | None
+) -> Kernel:
     work = case.providers[name].work or case.work
     padded = work.padded_flops
     return Kernel(
@@ -175,6 +180,7 @@ def _figures(case: Case, name: str, seconds: float, errors: tuple[float, float],
         error=errors[0],
         plain_error=errors[1],
         noise=noise,
+        clocks=clocks,
     )
 
 

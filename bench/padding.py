@@ -9,6 +9,7 @@ from bench.calls import time_call
 from bench.encoders.encoder import Encoder, OpenGraphs
 from bench.plan import Plan, Sizes, num_patches, pixels
 from bench.records import Padding
+from bench.sensors import sensors
 
 ROUNDS, WARM_UPS = 7, 2
 
@@ -28,4 +29,4 @@ def measure_padding(provider: str, graphs: OpenGraphs, plan: Plan) -> Iterator[P
 def _time(provider: str, encoder: Encoder, sizes: Sizes, capacity: int, plan: Plan) -> Padding:
     rows, grid = pixels(sizes, device=plan.device, dtype=plan.dtype), torch.tensor(sizes)
     times = [time_call(encoder.run, rows, grid)[1] for _ in range(WARM_UPS + ROUNDS)]
-    return Padding(num_patches(sizes), capacity, provider, median(times[WARM_UPS:]))
+    return Padding(num_patches(sizes), capacity, provider, median(times[WARM_UPS:]), sensors().read())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 NO_GPU = "no GPU"
+LEFT_OUT = "left out of a quick run"  # the reason of what is missing on purpose
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Kernel:
     error: float
     plain_error: float
     noise: float
+    clocks: Clocks | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Padding:
     capacity: int
     provider: str
     milliseconds: float
+    clocks: Clocks | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class Capture:
-    """What the default graphs cost; ``estimate``: the mebibytes that were foretold, None where nothing foretells."""
+    """What a provider's graphs cost; ``estimate``: the mebibytes that were foretold, None where nothing foretells."""
 
     provider: str
     graphs: int
@@ -192,11 +195,14 @@ class Run:
         }
         try:
             found: dict[str, Any] = json.loads(path.read_text())
-            rows = {name: [kind(**row) for row in found.pop(name)] for name, kind in kinds.items()}
-            rows["calls"] = [
-                Call(**{**vars(call), "clocks": Clocks(**call.clocks) if call.clocks else None})
-                for call in rows["calls"]
-            ]
+            rows = {name: [kind(**_with_clocks(row)) for row in found.pop(name)] for name, kind in kinds.items()}
             return cls(Machine(**found.pop("machine")), **rows, **found)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path}: expected a run of the benchmark, got {type(error).__name__}: {error}") from error
+
+
+def _with_clocks(row: dict[str, Any]) -> dict[str, Any]:
+    found = {**row}
+    if found.get("clocks"):
+        found["clocks"] = Clocks(**found["clocks"])
+    return found

@@ -20,8 +20,7 @@ BRANDS = {"nvidia", "geforce", "amd", "instinct"}
 
 def show(run: Run, console: Console) -> None:
     """Print every table that has rows, correctness before speed, each with its conditions."""
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH_OF_A_PIPE)
+    widened(console)
     conditions = derived.conditions(run)
     for table in tables(run):
         console.print(rich_table(table))
@@ -29,6 +28,13 @@ def show(run: Run, console: Console) -> None:
             console.print(line, style="dim", highlight=False, markup=False)
         console.print()
     console.print(f"{run.seconds:.0f} s in all", highlight=False)
+
+
+def widened(console: Console) -> Console:
+    """The console, with room for the tables where it writes to no terminal."""
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH_OF_A_PIPE)
+    return console
 
 
 def rich_table(table: Table) -> RichTable:

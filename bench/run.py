@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 
 import click
@@ -24,10 +25,10 @@ from bench.encoders.compiled import open_compiled
 from bench.encoders.encoder import Encoder, random_encoder, sharing
 from bench.encoders.transformers import open_transformers
 from bench.encoders.vllm import open_vllm
-from bench.machine import Sensors, describe
+from bench.machine import describe
 from bench.padding import measure_padding
 from bench.plan import Plan, choose_plan
-from bench.records import Call, Missing, Run
+from bench.records import LEFT_OUT, Call, Missing, Run
 from ernie_vit import ErnieVisionEncoder
 from ernie_vit.machine import why_no_gpu
 
@@ -143,10 +144,10 @@ def open_encoders(
     peers, ours_here = PEERS, OURS
     if plan.quick:
         peers, ours_here = ({name: way for name, way in ways.items() if name not in LENGTHY} for ways in (PEERS, OURS))
-        notebook.run.missing.extend(Missing(name, "left out of a quick run") for name in LENGTHY)
+        notebook.run.missing.extend(Missing(name, LEFT_OUT) for name in LENGTHY)
     eager, graphs = [], []
     with ThreadPoolExecutor(1) as beside:  # other processes compile our kernels while this one imports the peers
-        compiling = beside.submit(ours.compile_kernels, plan) if weights.backend == "triton" else None
+        compiling = beside.submit(compile_kernels, plan) if weights.backend == "triton" else None
         for name, peer in peers.items():
             with notebook.section(name):
                 eager.append(stack.enter_context(peer(weights)))
@@ -165,6 +166,15 @@ def open_encoders(
     if weights.backend != "triton":
         notebook.run.missing.append(Missing(ours.GRAPH, weights.backend_reason))
     return eager, graphs
+
+
+def compile_kernels(plan: Plan) -> None:
+    """Compile all of our kernels in as many processes as there are cores; they are then in Triton's cache on disk."""
+    from bench import kernels
+    from bench.compile_ahead import compile_ahead
+
+    jobs = [*ours.compilations(plan), *kernels.compilations(quick=plan.quick)]
+    compile_ahead(methodcaller("__call__"), jobs)
 
 
 def check(
@@ -205,10 +215,9 @@ def measure_calls(notebook: Notebook, plan: Plan, encoders: list[Encoder]) -> No
         return
     first = encoders[0]
     everybody = [first, replace(first, provider=f"{first.provider} again"), *encoders[1:]]
-    sensors = Sensors()
     for name, sizes in plan.inputs.items():
         with notebook.section(f"calls of {name}"):
-            notebook.add_calls(*measure_input(name, sizes, everybody, plan, sensors))
+            notebook.add_calls(*measure_input(name, sizes, everybody, plan))
     if plan.mix:
         with notebook.section(f"calls of the {MIX}"):
-            notebook.add_calls(*measure_mix(everybody, plan, sensors))
+            notebook.add_calls(*measure_mix(everybody, plan))

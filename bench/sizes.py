@@ -16,7 +16,7 @@ FRAMES = {
     10368: [(36, 36)] * 8,
     16060: [(110, 146)],
 }
-QUICK_SIZES = ("256", "1296")
+QUICK_SIZES = ("1296",)
 HIDDEN, HEADS, HEAD_DIM, INTERMEDIATE, PIXELS, DEPTH = 1280, 16, 80, 5120, 588, 32
 DTYPE = torch.bfloat16
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a CPU: for tests of the benchmark itself

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bench import derived
-from bench.records import Kernel, Run
+from bench.records import Call, Kernel, Padding, Run
 
 NOTHING = "-"
 SHOWN_BLOCKS = 4  # every fourth block's error is in the table, all of them in the picture and the JSON
@@ -111,7 +111,7 @@ def calls(run: Run) -> Table:
             "Pixel rows to tokens, host included: median; of the mix the mean.",
             "Noise: how far two measurements of one encoder in this run differ." if noise else "",
             f"Faster as graph or eager, by images of one call: {'; '.join(crossing)}." if crossing else "",
-            f"Meanwhile {clocks}." if (clocks := derived.clocks(run.calls)) else "",
+            _meanwhile(run.calls),
         ),
     )
 
@@ -143,7 +143,10 @@ def call_details(run: Run) -> Table:
         ("input", "provider", *headings),
         "ll" + "r" * len(headings),
         rows,
-        "Host: until the call returns. Spread: how far the medians of two halves of the samples are apart.",
+        "P99: of fewer than 100 calls the slowest. Host: until the call returns. GPU: its work on a call, the host"
+        " being ahead; in a call that itself waits for the GPU the host cannot be, and the figure has the gaps, up to"
+        " all of the host's time. Images/s: by the mean. Spread: how far the medians of two halves of the samples are"
+        " apart (of the mix: the means of its passes).",
         group=1,
     )
 
@@ -156,7 +159,7 @@ def hosts(run: Run) -> Table:
 
 def captures(run: Run) -> Table:
     return Table(
-        "Capturing the default graphs",
+        "Capturing graphs",
         ("provider", "graphs", "s", "MiB", "MiB foretold"),
         "lrrrr",
         [
@@ -169,6 +172,8 @@ def captures(run: Run) -> Table:
             )
             for cost in run.captures
         ],
+        "When everything has been compiled."
+        + (" Of ours the few that a quick run needs." if run.quick else " Each one's default set for 4,096 tokens."),
     )
 
 
@@ -181,6 +186,7 @@ def padding(run: Run) -> Table:
         ("rows", "capacity", *names),
         "rr" + "r" * len(names),
         [(*row, *(cells.get((*row, name), NOTHING) for name in names)) for row in rows],
+        _sentences("Whole calls: median.", _meanwhile(run.padding)),
     )
 
 
@@ -196,7 +202,7 @@ def kernel(name: str, run: Run) -> Table:
             (entry.case, f"{entry.rows:,}", entry.provider, *_kernel_figures(entry, ours.get((entry.case, entry.rows))))
             for entry in entries
         ],
-        _sentences(_ceilings(run), "Plain error: that of plain PyTorch at the same dtype."),
+        _sentences(_ceilings(run), "Plain error: that of plain PyTorch at the same dtype.", _meanwhile(entries)),
         group=2,
     )
 
@@ -216,6 +222,11 @@ def _kernel_figures(entry: Kernel, ours: float | None) -> Iterator[str]:
 def _ceilings(run: Run) -> str:
     copy, product = run.machine.copy / 1e12, run.machine.product / 1e12
     return f"Ceilings of this run: copy {copy:.2f} TB/s, product {product:.0f} TFLOP/s." if copy else ""
+
+
+def _meanwhile(timed: Sequence[Call | Kernel | Padding]) -> str:
+    clocks = derived.clocks(timed)
+    return f"Meanwhile {clocks}." if clocks else ""
 
 
 def milliseconds(value: float) -> str:

@@ -44,6 +44,7 @@ KERNELS = {
 }
 ATTENTION = {"FlashAttention-3": 1.05, "cuDNN": 1.2, "ours, plain Triton": 1.25, "FlashAttention-2": 2.1}
 COPY, PRODUCT = 4.3e12, 780e12
+CLOCKS = Clocks(sm=1890.0, power=655.0, temperature=58.0)
 DEPTH = 32
 
 
@@ -76,7 +77,7 @@ def synthetic_run(*, date: str = "2031-02-03", gpu: str = "NVIDIA H200", quick: 
         longest = int(case.rpartition(" ")[2].replace(",", ""))
         run.kernels += _kernels("attention", case, rows, 4 * 1280 * longest, 2 * 5120, 0.6, ATTENTION, chance)
     run.padding = [
-        Padding(rows, capacity, provider, (1.2 + 4.4e-3 * rows + cost * 1e-4 * capacity) * _near(chance))
+        Padding(rows, capacity, provider, (1.2 + 4.4e-3 * rows + cost * 1e-4 * capacity) * _near(chance), CLOCKS)
         for provider, cost in (("ours graph", 0.3), ("vLLM graph", 50.0))
         for rows, capacity in [
             *((rows, 16384) for rows in (256, 1296, 4096, 8192, 16384)),
@@ -170,6 +171,7 @@ def _kernels(
             error=1.7e-3,
             plain_error=1.8e-3,
             noise=0.006,
+            clocks=CLOCKS,
         )
         for provider, factor in times.items()
     ]

@@ -1,7 +1,7 @@
 """Our encoder: eager and from its graphs, each with the resampler in PyTorch or on the kernels."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from bench.compile_ahead import compile_ahead
 from bench.encoders.encoder import Encoder, OpenGraphs, sharing
 from bench.plan import Plan
 from bench.records import Capture
@@ -88,20 +87,19 @@ def tower_rows(plan: Plan) -> Sequence[int]:
     return row_sizes(plan.device) if plan.graphs is None else [rows for rows, _ in plan.graphs]
 
 
-def compile_kernels(plan: Plan) -> None:
-    """Compile all kernels in as many processes as there are cores; they are then in Triton's cache on disk."""
-    variants = [(TOWER, rows) for rows in tower_rows(plan)]
+def compilations(plan: Plan) -> list[Callable[[], None]]:
+    """Jobs for ``compile_ahead``: all kernels that a run's encoders need, a row regime each."""
+    parts = [(TOWER, rows) for rows in tower_rows(plan)]
     if not plan.quick:
-        variants += [(RESAMPLER, rows) for rows in row_sizes(plan.device)]
-    compile_ahead(partial(compile_rows, plan.config, plan.dtype, plan.device), variants)
+        parts += [(RESAMPLER, rows) for rows in row_sizes(plan.device)]
+    return [partial(compile_rows, plan.config, plan.dtype, plan.device, part, rows) for part, rows in parts]
 
 
-def compile_rows(config: ErnieVisionConfig, dtype: torch.dtype, device: torch.device, variant: tuple[str, int]) -> None:
-    """Warm up the tower or the resampler for a single row regime, that of ``rows``, in a process of its own.
+def compile_rows(config: ErnieVisionConfig, dtype: torch.dtype, device: torch.device, part: str, rows: int) -> None:
+    """Warm up the tower or the resampler for a single row regime, that of ``rows``.
 
     By one block: all blocks run the same kernels.
     """
-    part, rows = variant
     with device:
         encoder = ErnieVisionEncoder(replace(config, depth=1), backend="triton").to(dtype)
     operators = choose_operators("triton", {RESAMPLER: "triton"})

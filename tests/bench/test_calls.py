@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bench import calls
 from bench.encoders.encoder import Encoder
-from bench.machine import Sensors
 from bench.padding import measure_padding
 from bench.plan import INPUTS, MIX, Plan, choose_plan, num_patches
 
@@ -59,7 +58,7 @@ def test_figures_follow_from_the_samples(plan: Plan, monkeypatch: pytest.MonkeyP
     times = iter([(1.0, 1.0)] * calls.WARM_UPS + [(0.5, 4.0), (0.7, 2.0), (0.6, 9.0)])
     monkeypatch.setattr(calls, "time_call", lambda *_: next(times))
     encoder = stand_in("a", lambda *_: None)
-    (call,), _ = calls.measure_input("2 x 64", plan.inputs["2 x 64"], [encoder], plan, Sensors())
+    (call,), _ = calls.measure_input("2 x 64", plan.inputs["2 x 64"], [encoder], plan)
     assert (call.median, call.mean, call.p99, call.host) == (4.0, 5.0, 9.0, 0.6)
     assert (call.input, call.provider, call.patches, call.images) == ("2 x 64", "a", 128, 2)
     assert call.images_per_second == pytest.approx(2 / 5e-3)
@@ -71,7 +70,7 @@ def test_providers_take_turns_in_changing_orders(plan: Plan) -> None:
     """Each comes first, and right after each of the others, equally often."""
     order: list[str] = []
     encoders = [stand_in(name, lambda *_, name=name: order.append(name)) for name in "abcd"]
-    found, _ = calls.measure_input("16", plan.inputs["16"], encoders, replace(plan, rounds=8), Sensors())
+    found, _ = calls.measure_input("16", plan.inputs["16"], encoders, replace(plan, rounds=8))
     assert [call.provider for call in found] == list("abcd")
     turns = order[4 * calls.WARM_UPS :]
     rounds = [turns[start : start + 4] for start in range(0, len(turns), 4)]
@@ -90,14 +89,14 @@ def test_an_input_gets_no_more_time_than_planned(plan: Plan, clock: Clock, secon
         clock.advance(1.0)
 
     plan = replace(plan, rounds=99, seconds=seconds)
-    calls.measure_input("16", plan.inputs["16"], [stand_in("a", run)], plan, Sensors())
+    calls.measure_input("16", plan.inputs["16"], [stand_in("a", run)], plan)
     assert called == calls.WARM_UPS + rounds
 
 
 def test_who_takes_no_videos_is_left_out_of_them(plan: Plan) -> None:
     encoders = [stand_in("all", lambda *_: None), stand_in("images", lambda *_: None, videos=False)]
     for name, sizes in plan.inputs.items():
-        found, missing = calls.measure_input(name, sizes, encoders, plan, Sensors())
+        found, missing = calls.measure_input(name, sizes, encoders, plan)
         assert missing == []
         assert [call.provider for call in found] == (["all"] if name.startswith("video") else ["all", "images"])
 
@@ -114,7 +113,7 @@ def test_the_mix_is_of_calls_met_once(plan: Plan, monkeypatch: pytest.MonkeyPatc
         return 0.1, float(len(met))
 
     monkeypatch.setattr(calls, "time_call", time_call)
-    (call,), _ = calls.measure_mix([stand_in("a", lambda *_: None)], plan, Sensors())
+    (call,), _ = calls.measure_mix([stand_in("a", lambda *_: None)], plan)
     assert met == [num_patches(sizes) for sizes in plan.mix] * (1 + plan.mix_passes)
     assert (call.input, call.images) == (calls.MIX, sum(map(len, plan.mix)))
     assert call.patches == sum(map(num_patches, plan.mix))

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from synthetic_run import run_without_gpu, synthetic_run
 
 from bench.compare import Change, Key, changes, compare
-from bench.records import Missing, Run
+from bench.records import LEFT_OUT, Missing, Run
 
 
 @pytest.fixture
@@ -135,6 +135,14 @@ def test_ours_failing_is_worse(compared: Callable[[Run, Run], Result]) -> None:
     result = compared(run, replace(run, missing=[Missing("ours", "relative error 1.0e+00")]))
     assert result.exit_code == 1
     assert "relative error 1.0e+00" in result.output
+
+
+def test_what_failed_before_or_was_left_out_on_purpose_is_no_failure(compared: Callable[[Run, Run], Result]) -> None:
+    without = replace(synthetic_run(), missing=[Missing("ours graph", "no Triton")])
+    assert compared(without, without).exit_code == 0
+    assert compared(without, replace(without, missing=[Missing("ours graph", "no GPU")])).exit_code == 1
+    quick = replace(synthetic_run(quick=True), missing=[Missing("ours with resampler", LEFT_OUT)])
+    assert compared(synthetic_run(), quick).exit_code == 0
 
 
 def test_runs_of_different_kinds_are_called_so(compared: Callable[[Run, Run], Result]) -> None:

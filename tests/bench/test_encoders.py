@@ -99,7 +99,7 @@ def test_one_row_regime_is_warmed_up_alone(part: str, plan: Plan, monkeypatch: p
     met: list[int] = []
     watched = VisionTower if part == "tower" else Resampler
     monkeypatch.setattr(watched, "forward", lambda _module, rows, *_: met.append(len(rows)))
-    ours.compile_rows(plan.config, plan.dtype, plan.device, (part, 384))
+    ours.compile_rows(plan.config, plan.dtype, plan.device, part, 384)
     assert set(met) == {384 if part == "tower" else 4 * 384}  # a resampler's are merge windows
 
 

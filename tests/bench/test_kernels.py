@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from bench import kernels
 from bench.records import Kernel, Missing
+from bench.sizes import QUICK_SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,6 +71,12 @@ def test_what_was_not_measured_is_told_once_with_its_reason(found: dict[str, Any
 
 def test_compiling_ahead_measures_nothing(found: dict[str, Any]) -> None:
     assert found["only compiled"] == [0, 0]
+
+
+def test_jobs_for_other_processes() -> None:
+    every, few = (pickle.loads(pickle.dumps(kernels.compilations(quick=quick))) for quick in (False, True))
+    assert [job.args for job in few] == [(file, size) for file in kernels.COMPILED_AHEAD for size in QUICK_SIZES]
+    assert {job.args for job in few} < {job.args for job in every}
 
 
 def test_a_session_that_cannot_start_is_told(found: dict[str, Any]) -> None:

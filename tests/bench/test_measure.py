@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bench import measure
 from bench.measure import Case, Inputs, Provider, Reference, Work
+from bench.records import Clocks
 
 ROWS = 64
 WORK = Work(flops=8e6, moved_bytes=1e4, padded_flops=16e6)
@@ -126,6 +128,12 @@ def test_only_live_rows_count() -> None:
     assert of_half.of_ideal is None
     assert whole.error == whole.plain_error
     assert of_half.error == of_half.plain_error
+
+
+def test_the_clocks_stand_beside_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(1980.0, 650.0, 60.0)
+    monkeypatch.setattr(measure, "sensors", lambda: SimpleNamespace(read=lambda: clocks))
+    assert [kernel.clocks for kernel in measure.measure(of_thirds(thirds, thirds)).kernels] == [clocks, clocks]
 
 
 def test_figures() -> None:

@@ -110,6 +110,14 @@ def test_conditions_stand_under_every_table() -> None:
         assert " ".join(text.split()).count("commit 0123abc; 2031-02-03") >= len(tables(run))
 
 
+def test_clocks_stand_under_every_table_of_times() -> None:
+    run = synthetic_run()
+    timed = [table for table in tables(run) if table.title.startswith(("Whole calls, ms", "Padding", "Kernel "))]
+    assert len(timed) == 2 + len({kernel.kernel for kernel in run.kernels})
+    for table in timed:
+        assert re.search(r"Meanwhile [\d,to ]+ MHz \(SM\), [\dto ]+ W, [\dto ]+ °C\.", table.note), table.title
+
+
 def test_markdown_columns_line_up() -> None:
     blocks = re.findall(r"(?:^\|.*\n)+", render(synthetic_run(), {}), flags=re.MULTILINE)
     assert len(blocks) == len(tables(synthetic_run()))
@@ -187,6 +195,17 @@ def test_no_crossover() -> None:
     never = calls({256: 9.0, 16060: 91.0}, {256: 1.0, 16060: 90.0})
     assert derived.crossovers(never) == {"ours": "eager everywhere, 256 to 16,060 patches"}
     assert derived.crossovers(calls({256: 1.0}, {576: 2.0})) == {}
+
+
+def test_no_crossover_within_the_noise() -> None:
+    meet = calls({1000: 1.0, 2000: 2.02, 4000: 2.0}, {1000: 2.0, 2000: 2.0, 4000: 3.0})
+    assert derived.crossovers(meet)["ours"].count("up to") == 2
+    again = Call("2000", 2000, 1, "ours graph again", 2.06, 2.06, 2.06, 0.1, 2.06, 500.0, 0.0)
+    assert derived.crossovers(replace(meet, calls=[*meet.calls, again])) == {
+        "ours": "graph everywhere, 1,000 to 4,000 patches"
+    }
+    spread_out = [replace(call, spread=0.02) if call.patches == 2000 else call for call in meet.calls]
+    assert "everywhere" in derived.crossovers(replace(meet, calls=spread_out))["ours"]
 
 
 def test_packed_calls_and_videos_are_not_on_the_line_of_images() -> None:
