@@ -103,15 +103,21 @@ class _Forward:
         self._graphs = graphs
 
     def forward(self, hidden_states: Tensor, grid_thw: Tensor, **keywords: Any) -> Any:
-        obstacle = self._why_not_keywords(keywords) or self.shared.obstacle(hidden_states)
+        obstacle = self._why_not_keywords(keywords)
         if obstacle is not None:
             self.shared.fallbacks[obstacle] += 1
             return self.original(hidden_states, grid_thw, **keywords)
-        if self._graphs and self.shared.graphs is None and self.shared.device.type == "cuda":
+        if self._wants_graphs() and self.shared.obstacle(hidden_states) is None:
             self.shared.capture(lazy=True)
+        rows = self.shared.encode(hidden_states, grid_thw)
+        if rows is None:
+            return self.original(hidden_states, grid_thw, **keywords)
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        return BaseModelOutputWithPooling(last_hidden_state=self.shared(hidden_states, grid_thw))
+        return BaseModelOutputWithPooling(last_hidden_state=rows)
+
+    def _wants_graphs(self) -> bool:
+        return self._graphs and self.shared.graphs is None and self.shared.device.type == "cuda"
 
     def _why_not_keywords(self, keywords: dict[str, Any]) -> str | None:
         """transformers' path serves what ours does not know: recorded layers, precomputed positions, new keywords."""
