@@ -8,6 +8,7 @@ tower (:mod:`ernie_vit.vllm_model`), or vLLM's class alone if it is not what we 
 import logging
 import os
 import re
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def patch() -> "Patch":
     if obstacle is not None:
         logger.warning("ernie-vit leaves vLLM %s as it is: %s", vllm_version(), obstacle)
     elif not isinstance(models[ARCHITECTURE], _Entry):
-        models[ARCHITECTURE] = _Entry(models[ARCHITECTURE])
+        _register(models, _Entry(models[ARCHITECTURE]))
     return Patch()
 
 
@@ -58,7 +59,7 @@ def unpatch() -> None:
     models = _registered_models()
     entry = models.get(ARCHITECTURE)
     if isinstance(entry, _Entry):
-        models[ARCHITECTURE] = entry.stock
+        _register(models, entry.stock)
 
 
 def stats(model: Any) -> dict[str, Any]:
@@ -120,6 +121,13 @@ def _registered_models() -> dict[str, Any]:
 
     models: dict[str, Any] = ModelRegistry.models
     return models
+
+
+def _register(models: dict[str, Any], entry: Any) -> None:
+    models[ARCHITECTURE] = entry
+    # a process that has loaded a model remembers the class that it took for its path
+    loader = sys.modules.get("vllm.model_executor.model_loader.utils")
+    getattr(loader, "_MODEL_ARCH_BY_HASH", {}).clear()
 
 
 def _why_not(models: dict[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,21 @@ def test_registering_twice_and_unpatching(models: dict[str, Any]) -> None:
     with vllm_plugin.patch():
         assert models[ARCHITECTURE] is not stock
     assert models[ARCHITECTURE] is stock
+
+
+def test_a_process_that_has_loaded_the_model_looks_its_class_up_again(models: dict[str, Any]) -> None:  # noqa: ARG001
+    from vllm import ModelRegistry
+    from vllm.model_executor.model_loader.utils import get_model_cls
+
+    config = SimpleNamespace(
+        **{"model": "folder", "convert_type": "none", "runner_type": "generate", "trust_remote_code": True},
+        **{"model_impl": "vllm", "registry": ModelRegistry, "_get_transformers_backend_cls": lambda: "another"},
+        hf_config=SimpleNamespace(architectures=[ARCHITECTURE]),
+    )
+    stock = get_model_cls(config)
+    with vllm_plugin.patch():
+        assert getattr(get_model_cls(config), "stock", None) is stock
+    assert get_model_cls(config) is stock
 
 
 @pytest.mark.parametrize("version", ["0.23.0", "0.34.0", "1.0", "dev"])
