@@ -10,6 +10,7 @@ vLLM's, and one line in the log says why.
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -40,13 +41,21 @@ def with_our_tower(stock: type[nn.Module]) -> type[nn.Module]:
     """vLLM's class ``stock`` with our tower.
 
     Raises:
-        Mismatch: ``stock`` lacks what we hook into.
+        Mismatch: ``stock`` lacks what we hook into, or it takes other arguments.
     """
     protocol = hasattr(stock, PROTOCOL[0])  # since vLLM 0.28
-    missing = [name for name in (*HOOKS, *(PROTOCOL if protocol else ())) if not hasattr(stock, name)]
-    if missing:
-        raise Mismatch(f"looked for {', '.join(missing)} in {stock.__module__}.{stock.__name__}")
     ours = OurTowerInVllmGraphs if protocol else OurTower
+    hooks = (*HOOKS, *PROTOCOL) if protocol else HOOKS
+    where = f"{stock.__module__}.{stock.__name__}"
+    missing = [name for name in hooks if not hasattr(stock, name)]
+    if missing:
+        raise Mismatch(f"looked for {', '.join(missing)} in {where}")
+    for name in hooks:
+        parameters = signature(getattr(ours, name)).parameters.values()
+        expected = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        found = list(signature(getattr(stock, name)).parameters)
+        if found[: len(expected)] != expected:
+            raise Mismatch(f"looked for {name}({', '.join(expected)}) in {where}, found ({', '.join(found)})")
     return type(stock.__name__, (ours, stock), {"__module__": __name__, "stock": stock})
 
 

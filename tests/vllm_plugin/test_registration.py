@@ -164,6 +164,21 @@ def test_a_class_that_lacks_a_hook_is_served_as_it_is(models: dict[str, Any], mo
     assert "looked for _vision_forward in vllm.model_executor.models.ernie45_vl" in lines[0]
 
 
+def test_a_hook_with_other_arguments_is_served_as_it_is(
+    models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.models import ernie45_vl
+
+    vllm_plugin.patch()
+    stock = ernie45_vl.Ernie4_5_VLMoeForConditionalGeneration
+    monkeypatch.setattr(stock, "_vision_forward", lambda self, grid_thw, pixel_values: None)  # noqa: ARG005
+    with log_lines() as lines:
+        assert models[ARCHITECTURE].load_model_cls() is stock
+    assert len(lines) == 1
+    assert "looked for _vision_forward(self, pixel_values, grid_thw) in vllm." in lines[0]
+    assert lines[0].endswith("found (self, grid_thw, pixel_values)")
+
+
 def test_vllm_gets_its_own_answers_about_the_class() -> None:
     @dataclass(frozen=True)
     class Info:
