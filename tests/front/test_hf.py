@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 from accuracy import assert_within_budget, relative_error
+from eager_graph import EagerRecorder, device_operators
 from reference import random_rows, randomize, small_config
 from torch import Tensor, nn
 from transformers import Ernie4_5_VLMoeForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ernie_vit import hf
+from ernie_vit.graph.capacity import Capacity
+from ernie_vit.graph.runner import GraphRunner
 
 IMAGES = [[1, 4, 4], [1, 6, 8]]
 VIDEO = [[4, 4, 6]]
@@ -171,6 +174,26 @@ def test_weights_are_shared(model: Any) -> None:
     assert hf.stats(model)["calls"] == 3
 
 
+def test_the_counters_outlive_graphs_whose_weights_moved(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(tower: Any, resampler: Any, *_: Any, **__: Any) -> GraphRunner:
+        return GraphRunner(tower, resampler, device_operators(), [Capacity(64, 4)], record=EagerRecorder())
+
+    monkeypatch.setattr("ernie_vit.shared_tower.capture_graphs", capture)
+    theirs = features(model)
+    hf.patch(model, backend="torch")
+    shared = model.model.vision_tower.forward.__self__.shared
+    for calls in (1, 2):
+        shared.capture()
+        assert close(features(model), theirs)
+        assert hf.stats(model)["replays"] == calls
+        for parameter in model.model.vision_tower.parameters():
+            parameter.data = parameter.data.clone()
+        assert close(features(model), theirs)
+        assert shared.graphs is None
+        assert hf.stats(model)["graph_fallbacks"] == {"weights moved": calls}
+    assert hf.stats(model)["calls"] == 4
+
+
 def test_a_deep_copy_is_patched_on_its_own(model: Any) -> None:
     hf.patch(model, backend="torch")
     before = features(model)
@@ -292,8 +315,10 @@ def test_generate_replays_graphs(model: Any) -> None:
     for grid, exact in zip(grids, eager, strict=True):
         assert torch.equal(features(model, grid).last_hidden_state, exact)
     copy.deepcopy(model)
+    replays = hf.stats(model)["replays"]
     model.bfloat16()  # moves every weight: the graphs are captured again
     for _ in range(3):
         features(model)
     assert hf.stats(model)["calls"] == 2 * len(grids) + 3
-    assert hf.stats(model)["replays"] == 2
+    assert hf.stats(model)["replays"] == replays + 2
+    assert hf.stats(model)["graph_fallbacks"] == {"weights moved": 1}
