@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ernie_vit
 from ernie_vit.encoder import choose_backend
-from ernie_vit.graph.capacity import LARGEST_IMAGE_TOKENS
+from ernie_vit.graph.capacity import LARGEST_IMAGE_TOKENS, MIB
 from ernie_vit.model.operators import Backend
 from ernie_vit.shared_tower import Mismatch, SharedTower
 from ernie_vit.vllm_plugin import logger, vllm_version
@@ -45,6 +45,8 @@ class Vision:
         manager_captures: bool,
         backend: Literal["auto"] | Backend = "auto",
     ) -> None:
+        from vllm.distributed import get_pp_group
+
         self._host, self._backend = host, backend
         self.data_parallel = is_data_parallel(vllm_config)
         self.replays = 0
@@ -53,13 +55,17 @@ class Vision:
         model = vllm_config.model_config
         limits = (vllm_config.scheduler_config.max_num_batched_tokens, model.max_model_len)
         self._max_tokens = min(*limits, LARGEST_IMAGE_TOKENS)
+        in_manager = manager_captures and vllm_config.compilation_config.cudagraph_mm_encoder
         self._why_no_graphs: str | None = None
         if model.enforce_eager:
             self._why_no_graphs = "none (enforce_eager)"
-        elif manager_captures and vllm_config.compilation_config.cudagraph_mm_encoder:
+        elif in_manager:
             self._why_no_graphs = "vLLM's (cudagraph_mm_encoder)"
         elif model.multimodal_config.skip_mm_profiling:
             self._why_no_graphs = "none (skip_mm_profiling: vLLM would not account for their memory)"
+        elif not get_pp_group().is_first_rank:
+            self._why_no_graphs = "none (a later pipeline stage, which gets no images)"
+        self._has_graphs = self._why_no_graphs is None or (in_manager and not model.enforce_eager)
 
     def shared(self) -> SharedTower | None:
         """Our tower, or None if vLLM's computes."""
@@ -94,12 +100,12 @@ class Vision:
         shared = self.shared()
         if shared is None:
             return None
-        if not self.data_parallel:
-            return shared.encode(pixel_values, grid_thw)
-        obstacle = shared.obstacle(pixel_values)  # the same on every rank, so none waits for another in vain
+        obstacle = shared.obstacle(pixel_values)
         if obstacle is not None:
             shared.fallbacks[obstacle] += 1
             return None
+        if not self.data_parallel:
+            return shared(pixel_values, grid_thw)
         from vllm.model_executor.models.vision import run_dp_sharded_mrope_vision_model
 
         rows = run_dp_sharded_mrope_vision_model(_Rows(shared), pixel_values, grid_thw.tolist(), rope_type="rope_3d")
@@ -110,6 +116,8 @@ class Vision:
         attention = host.blocks[0].attn
         if attention.tp_size != 1:
             raise Mismatch(f"it is sharded over {attention.tp_size} ranks; --mm-encoder-tp-mode data keeps it whole")
+        if getattr(attention.attn, "fp8_enabled", False):
+            raise Mismatch("its attention is quantised (mm_encoder_attn_dtype)")
         shared = SharedTower(
             host,
             num_heads=attention.num_attention_heads_per_partition,
@@ -125,6 +133,8 @@ class Vision:
         backend = choose_backend(self._backend, weight.device, weight.dtype)[0]
         dtype = str(weight.dtype).removeprefix("torch.")
         graphs = self._why_no_graphs or self._capture(shared)
+        if self._has_graphs:
+            shared.warm_up(above=4 * self._max_tokens)  # what no graph holds: vLLM reports kernels compiled later
         logger.info(
             "ernie-vit %s computes the vision tower: %s, %s, %s; graphs: %s",
             *(ernie_vit.__version__, backend, weight.device, dtype, graphs),
@@ -137,7 +147,7 @@ class Vision:
             shared.capture(max_tokens=self._max_tokens)
         except (ValueError, torch.OutOfMemoryError) as error:  # not on a CUDA GPU, or it is full
             return f"none ({error})"
-        return f"up to {self._max_tokens} tokens"
+        return f"up to {self._max_tokens} tokens, {shared.graph_bytes // MIB} MiB"
 
 
 class _Rows:

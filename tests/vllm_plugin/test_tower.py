@@ -1,6 +1,7 @@
 """Our tower inside the real vLLM: vLLM's numbers, its weights, its graph manager, and its own path for the rest."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,10 @@ def rescale(tower: Any) -> None:
     tower.blocks[0].attn.attn.scale = 1.0
 
 
+def quantise_attention(tower: Any) -> None:
+    tower.blocks[0].attn.attn.fp8_enabled = True
+
+
 def other_activation(tower: Any) -> None:
     tower.blocks[1].mlp.act = nn.GELU()
 
@@ -126,6 +131,7 @@ def other_activation(tower: Any) -> None:
     ("change", "reason"),
     [
         (quantise, r"blocks.1.mlp.fc1: it is quantised \(Fp8LinearMethod\)"),
+        (quantise_attention, r"its attention is quantised \(mm_encoder_attn_dtype\)"),
         (adapt, "blocks.0.attn.qkv: expected a plain linear, got QKVParallelLinearWithLoRA"),
         (shard, "it is sharded over 2 ranks"),
         (rename, "looked for blocks.0.mlp.fc1.weight in Ernie4_5_VisionTransformer, found no 'fc1'"),
@@ -175,9 +181,9 @@ def test_a_tower_that_vllm_never_asks_for_is_reported(model: Any, monkeypatch: p
 @pytest.mark.parametrize(
     ("options", "graphs"),
     [
-        ({}, "up to 2048 tokens"),
-        ({"max_model_len": 512}, "up to 512 tokens"),
-        ({"max_num_batched_tokens": 10**6, "max_model_len": 10**6}, "up to 6177 tokens"),
+        ({}, "up to 2048 tokens, 3 MiB"),
+        ({"max_model_len": 512}, "up to 512 tokens, 3 MiB"),
+        ({"max_num_batched_tokens": 10**6, "max_model_len": 10**6}, "up to 6177 tokens, 3 MiB"),
         ({"enforce_eager": True}, r"none \(enforce_eager\)"),
         ({"skip_mm_profiling": True}, r"none \(skip_mm_profiling: .*\)"),
         ({"cudagraph_mm_encoder": True}, r"vLLM's \(cudagraph_mm_encoder\)"),
@@ -187,15 +193,28 @@ def test_which_graphs_are_captured(
     bare: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], graphs: str
 ) -> None:
     if "cudagraph_mm_encoder" in options and not hasattr(bare, "get_encoder_cudagraph_config"):
-        graphs = "up to 2048 tokens"  # this vLLM captures no encoder of ERNIE-4.5-VL: ours does
-    captured = []
+        graphs = "up to 2048 tokens, 3 MiB"  # this vLLM captures no encoder of ERNIE-4.5-VL: ours does
+    captured, warm = [], []
     monkeypatch.setattr(SharedTower, "capture", lambda _, *, max_tokens: captured.append(max_tokens))
+    monkeypatch.setattr(SharedTower, "graph_bytes", 3 << 20)
+    monkeypatch.setattr(SharedTower, "warm_up", lambda _, *, above: warm.append(above))
     bare.attach(engine_config(**options), backend="torch")
     with log_lines() as lines:
         embed(bare, IMAGES)
         embed(bare, IMAGES)
     assert re.search(rf"graphs: {graphs}$", lines[0])
     assert captured == ([int(graphs.split()[2])] if graphs.startswith("up to") else [])
+    # what no graph holds is compiled before the server is up, whoever captures
+    assert warm == ([] if graphs.startswith("none") else [4 * captured[0] if captured else 4 * 2048])
+
+
+def test_a_later_pipeline_stage_captures_nothing(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.distributed.get_pp_group", lambda: SimpleNamespace(is_first_rank=False))
+    monkeypatch.setattr(SharedTower, "capture", lambda *_, **__: pytest.fail("captured"))
+    bare.attach(engine_config(), backend="torch")
+    with log_lines() as lines:
+        embed(bare, IMAGES)
+    assert lines[0].endswith("graphs: none (a later pipeline stage, which gets no images)")
 
 
 def test_no_memory_for_graphs_means_no_graphs(bare: Any, monkeypatch: pytest.MonkeyPatch, stock: Any) -> None:
