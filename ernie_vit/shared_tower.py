@@ -6,7 +6,8 @@ themselves: no weight is copied, an update reaches both, and each norm keeps the
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from ernie_vit.model.tower import VisionTower
 from ernie_vit.model.warm_up import row_sizes, warm_up
 
 QUICK_GELU = ("QuickGELU", "QuickGELUActivation")  # vLLM's class, transformers' class
+_END = ...  # behind the last entry, so that one more or one less is a difference; in a deep copy it is the same
 
 
 class Mismatch(ValueError):
@@ -69,11 +71,14 @@ class SharedTower:
         self.fallbacks: Counter[str] = Counter()
         self._graph_stats: list[GraphStats] = []  # also of graphs that are no more
         self._backend = backend
-        self._leaves = [(host.get_submodule(name), leaf, module) for name, leaf, module in _leaves(self.tower)]
-        self._parameters = [module._parameters for _, _, module in self._leaves]
-        self._known: Sequence[Tensor | None] = ()
+        modules = list(host.modules())
+        self._layer_tables: list[dict[str, Any]] = [module._modules for module in modules if module._modules]
+        self._tables = [*self._layer_tables, *(module._parameters for module in modules if module._parameters)]
+        self._layers = [*_entries(self._layer_tables)]
+        self._known: Sequence[object] = ()
+        self._weights: Sequence[Tensor] = ()
         self._known_device: torch.device | None = None
-        self._scattered = False
+        self._why_not_weights: str | None = None
 
     @property
     def device(self) -> torch.device:
@@ -88,15 +93,14 @@ class SharedTower:
         return choose_operators(choose_backend(self._backend, self.device, self.tower.patch_embed.proj.weight.dtype)[0])
 
     def obstacle(self, pixel_values: Tensor) -> str | None:
-        """Why the host must compute a call, or None. Asked before every call: 0.1 ms for 32 blocks."""
+        """Why the host must compute a call, or None: what became of the host's layers, and the call itself."""
+        reason = None if torch.compiler.is_compiling() else self._weights_obstacle()
+        return reason or self._call_obstacle(pixel_values)
+
+    def _call_obstacle(self, pixel_values: Tensor) -> str | None:
         weight = self.tower.patch_embed.proj.weight
-        parameters = [parameter for leaf in self._parameters for parameter in leaf.values()]
         if torch.compiler.is_compiling():
             return "torch.compile"
-        if any(owner._modules.get(leaf) is not module for owner, leaf, module in self._leaves):
-            return "a layer of the tower was replaced"
-        if self._are_scattered(parameters, weight.device):
-            return "weights offloaded or on several devices"
         if pixel_values.device != weight.device:
             return "pixel values on another device"
         if not pixel_values.is_floating_point() or pixel_values.dim() != 2:
@@ -104,19 +108,25 @@ class SharedTower:
         if torch.is_autocast_enabled(weight.device.type):
             return "autocast"
         if torch.is_grad_enabled() and (
-            pixel_values.requires_grad or any(p is not None and p.requires_grad for p in parameters)
+            pixel_values.requires_grad or any(parameter.requires_grad for parameter in self._weights)
         ):
             return "gradient needed"
         chosen, reason = choose_backend(self._backend, weight.device, weight.dtype)
         return reason if self._backend == "auto" and chosen == "torch" else None
 
-    def _are_scattered(self, parameters: Sequence[Tensor | None], device: torch.device) -> bool:
-        """Whether weights are offloaded or elsewhere. Looks again when one was replaced or the tower has moved."""
-        known = len(parameters) == len(self._known) and all(map(operator.is_, parameters, self._known))
-        if not known or device != self._known_device:
-            self._known, self._known_device = parameters, device
-            self._scattered = any(p is not None and (p.is_meta or p.device != device) for p in parameters)
-        return self._scattered
+    def _weights_obstacle(self) -> str | None:
+        """Walks some 700 layers and parameters, without a Python loop; looks closer where one of them is another."""
+        device = self.device
+        if device != self._known_device or not all(map(operator.is_, _entries(self._tables), self._known)):
+            self._known, self._known_device = [*_entries(self._tables)], device
+            self._weights = [entry for entry in self._known if isinstance(entry, Tensor)]
+            if not all(map(operator.is_, _entries(self._layer_tables), self._layers)):
+                self._why_not_weights = "a layer of the tower was replaced"
+            elif any(weight.is_meta or weight.device != device for weight in self._weights):
+                self._why_not_weights = "weights offloaded or on several devices"
+            else:
+                self._why_not_weights = None
+        return self._why_not_weights
 
     def capture(self, *, max_tokens: int | None = None, lazy: bool = False) -> None:
         """Capture the tower in CUDA graphs; arguments and errors as :meth:`ErnieVisionEncoder.capture`."""
@@ -136,26 +146,52 @@ class SharedTower:
         if self.device.type == "cuda":
             warm_up(self.tower, self.operators(), [rows for rows in row_sizes(self.device) if rows > above])
 
+    def encode(self, pixel_values: Tensor, grid_thw: Grid) -> Tensor | None:
+        """As a call, or None for a call with an :meth:`obstacle`, which is counted: the host must compute it.
+
+        Graphs keep the weights that they read. So what became of the host's layers is asked behind a replay, while the
+        device computes: it takes as long as the launch.
+        """
+        rows = self._replay(pixel_values, grid_thw) if self._call_obstacle(pixel_values) is None else None
+        obstacle = self.obstacle(pixel_values)
+        if obstacle is not None:
+            if rows is not None:
+                self.release()  # graphs of layers that the host has replaced
+            self.fallbacks[obstacle] += 1
+            return None
+        self.calls += 1
+        return self._eager(pixel_values, grid_thw) if rows is None else rows
+
     def __call__(self, pixel_values: Tensor, grid_thw: Grid) -> Tensor:
         """``[rows, 588]`` to the tower's ``[rows, hidden_size]``, for a call without :meth:`obstacle`.
 
         Raises:
             ValueError: the rows are not those that the sizes say.
         """
+        self.calls += 1
+        rows = self._replay(pixel_values, grid_thw)
+        return self._eager(pixel_values, grid_thw) if rows is None else rows
+
+    def _replay(self, pixel_values: Tensor, grid_thw: Grid) -> Tensor | None:
+        """The rows from graphs, or None without graphs for the call."""
+        if self.graphs is None:
+            return None
+        rows = self.graphs(pixel_values, self._frames(pixel_values, grid_thw))
+        if rows is None and WEIGHTS_MOVED in self.graphs.stats.fallbacks:
+            self.release()  # they stay unusable; capture() makes new ones
+        return rows
+
+    def _eager(self, pixel_values: Tensor, grid_thw: Grid) -> Tensor:
+        metadata = prepare_encoder_metadata(self._frames(pixel_values, grid_thw), device=self.device)
+        rows: Tensor = self.tower(pixel_values, metadata, self.operators())
+        return rows
+
+    def _frames(self, pixel_values: Tensor, grid_thw: Grid) -> np.ndarray[Any, np.dtype[np.int64]]:
         frames = split_frames(grid_thw)
         expected = [int(frames[:, 1:].prod(axis=1).sum()), self.tower.config.patch_width]
         if list(pixel_values.shape) != expected:
             raise ValueError(f"pixel values: expected shape {expected}, as the sizes say, got {[*pixel_values.shape]}")
-        self.calls += 1
-        if self.graphs is not None:
-            hidden_states = self.graphs(pixel_values, frames)
-            if hidden_states is not None:
-                return hidden_states
-            if WEIGHTS_MOVED in self.graphs.stats.fallbacks:
-                self.release()  # they stay unusable; capture() makes new ones
-        metadata = prepare_encoder_metadata(frames, device=self.device)
-        rows: Tensor = self.tower(pixel_values, metadata, self.operators())
-        return rows
+        return frames
 
     def stats(self) -> dict[str, Any]:
         """``calls``, ``fallbacks`` by reason, and of all graphs ``replays`` and ``graph_fallbacks`` by reason."""
@@ -236,6 +272,11 @@ def _leaves(tower: VisionTower) -> list[tuple[str, str, nn.Module]]:
     """Owner's name, name in it, and module of each linear and norm."""
     named = [(name.rpartition("."), module) for name, module in tower.named_modules() if module._parameters]
     return [(owner, leaf, module) for (owner, _, leaf), module in named]
+
+
+def _entries(tables: Iterable[dict[str, Any]]) -> Iterator[object]:
+    """What the tables of modules hold, one behind the other, and an end."""
+    return chain(chain.from_iterable(map(dict.values, tables)), (_END,))
 
 
 def _find(host: nn.Module, path: str) -> Any:

@@ -100,12 +100,12 @@ class Vision:
         shared = self.shared()
         if shared is None:
             return None
-        obstacle = shared.obstacle(pixel_values)
+        if not self.data_parallel:
+            return shared.encode(pixel_values, grid_thw)
+        obstacle = shared.obstacle(pixel_values)  # the same on every rank, so none waits for another in vain
         if obstacle is not None:
             shared.fallbacks[obstacle] += 1
             return None
-        if not self.data_parallel:
-            return shared(pixel_values, grid_thw)
         from vllm.model_executor.models.vision import run_dp_sharded_mrope_vision_model
 
         rows = run_dp_sharded_mrope_vision_model(_Rows(shared), pixel_values, grid_thw.tolist(), rope_type="rope_3d")
