@@ -5,9 +5,16 @@ import torch
 from torch import Tensor
 
 from ernie_vit.kernels.qkv_rotary import qkv_rotary, qkv_rotary_ref
-from ernie_vit.model.operators import TORCH_RESAMPLER, TRITON_RESAMPLER, Backend, choose_operators
+from ernie_vit.model.operators import TORCH_RESAMPLER, TOWER_STAGES, TRITON_RESAMPLER, Backend, choose_operators
 
 HEADS, HEAD_DIM, ROWS = 2, 16, 5
+OF_STAGE = {
+    "attention": ("attention", "attention_arguments"),
+    "rotary": ("rotary_table",),
+    "mlp": ("mlp",),
+    "norm": ("layer_norm",),
+    "linear": ("linear", "patch_embed"),
+}
 
 
 def arguments() -> tuple[Tensor, ...]:
@@ -21,6 +28,16 @@ def arguments() -> tuple[Tensor, ...]:
 def test_projection_and_rotation_are_one_call_where_both_are_on_one_backend() -> None:
     assert choose_operators("triton").qkv_rotary is qkv_rotary
     assert choose_operators("torch").qkv_rotary is qkv_rotary_ref
+
+
+@pytest.mark.parametrize("stage", TOWER_STAGES)
+@pytest.mark.parametrize(("backend", "other"), [("triton", "torch"), ("torch", "triton")])
+def test_a_stage_is_taken_from_the_other_backend_alone(backend: Backend, other: Backend, stage: str) -> None:
+    ops, mine, others = choose_operators(backend, {stage: other}), choose_operators(backend), choose_operators(other)
+    for of, names in OF_STAGE.items():
+        for name in names:
+            assert getattr(mine, name) is not getattr(others, name)
+            assert getattr(ops, name) is getattr(others if of == stage else mine, name)
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
