@@ -1,8 +1,11 @@
 """``torch.compile`` of the encoder on the Triton backend: one graph without breaks, the bits of the eager call."""
 
+import copy
+
 import pytest
 import reference
 import torch
+from accuracy import assert_within_budget
 
 from ernie_vit import ErnieVisionEncoder, prepare_encoder_metadata
 from ernie_vit.model.operators import choose_operators
@@ -29,6 +32,21 @@ def test_one_graph_for_each_list_of_sizes(device: str, dtype: torch.dtype) -> No
     for grid in GRIDS[1:]:
         pixel_values = random_rows(grid, encoder)
         assert torch.equal(compiled(pixel_values, grid), encoder(pixel_values, grid))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("grid", [[[1, 16, 16]], [[1, 20, 20]]], ids=str)
+@torch.no_grad()
+def test_the_encoder_by_inductor_is_as_near_to_float64(grid: list[list[int]]) -> None:
+    """It fuses PyTorch's resampler, whose bits change by that."""
+    encoder = ErnieVisionEncoder.from_config(reference.SMALL, device="cuda", dtype=torch.bfloat16, backend="triton")
+    reference.randomize(encoder, seed=0)
+    plain, exact = copy.deepcopy(encoder), copy.deepcopy(encoder).double()
+    for other in (plain, exact):
+        other.set_backend("torch")
+    pixel_values = random_rows(grid, encoder)
+    tokens = torch.compile(encoder, fullgraph=True)(pixel_values, grid)
+    assert_within_budget(tokens, plain(pixel_values, grid), exact(pixel_values.double(), grid))
 
 
 @pytest.mark.gpu
