@@ -46,7 +46,7 @@ LENGTHY = ("torch.compile", "ours with resampler")
 
 
 @click.command("run")
-@click.option("--quick", is_flag=True, help="A minute: fewer inputs and rounds, without the mix and torch.compile.")
+@click.option("--quick", is_flag=True, help="A minute: few inputs, without what compiles for long.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="Folder of the report.")
 def run(quick: bool, out: Path) -> None:
     """Measure our encoder and kernels beside everything else that is installed; write the report."""
