@@ -140,8 +140,7 @@ class GraphRunner:
         return moved
 
     def _run(self, pixel_values: Tensor, call: CallPlan) -> Tensor:
-        if self._last_use is not None:
-            torch.cuda.current_stream().wait_event(self._last_use)
+        stream = self._await_last_use()
         try:
             if call.capacity is not None:
                 inputs = self._inputs[call.capacity]
@@ -157,7 +156,7 @@ class GraphRunner:
             tokens: Tensor = self._resampler(hidden_states, temporal_rows, live_counts, self._ops.resampler)
             return tokens
         finally:
-            self._mark_use()
+            self._mark_use(stream)
 
     def _gather(self, pixel_values: Tensor, call: CallPlan) -> Tensor:
         """The hidden rows of several graphs, and of frames that no graph holds."""
@@ -237,10 +236,18 @@ class GraphRunner:
         yield
         self.stats.memory_bytes += before - _free_bytes(self._device)
 
-    def _mark_use(self) -> None:
-        """The buffers are in use up to here on this stream; the next call, on whatever stream, waits for it there."""
+    def _await_last_use(self) -> torch.cuda.Stream | None:
+        """Let the current stream wait for the last call; returns it, for to ask for it again takes microseconds."""
+        if self._last_use is None:
+            return None
+        stream = torch.cuda.current_stream(self._device.index)
+        stream.wait_event(self._last_use)
+        return stream
+
+    def _mark_use(self, stream: torch.cuda.Stream | None = None) -> None:
+        """The buffers are in use up to here on the current stream; the next call, on whatever stream, waits for it."""
         if self._last_use is not None:
-            self._last_use.record()
+            self._last_use.record(stream)
 
     def _count(self, chunks: Sequence[Chunk]) -> None:
         replayed = [(chunk.rows, chunk.capacity.rows) for chunk in chunks if chunk.capacity is not None]

@@ -29,4 +29,4 @@ class StagingRing:
         self._arrays[index][: len(source)] = source
         target[: len(source)].copy_(self._buffers[index][: len(source)], non_blocking=True)
         if copied is not None:
-            copied.record(torch.cuda.current_stream(self._device))
+            copied.record(torch.cuda.current_stream(self._device.index))

@@ -147,6 +147,24 @@ def test_a_replayed_call_is_few_operations(encoder, monkeypatch):
     assert operations.names == fill + rest
 
 
+def test_a_call_waits_for_the_last_one_and_marks_its_own_use_on_the_stream_that_is_current(encoder, monkeypatch):
+    events = []
+
+    class Stream(str):
+        def wait_event(self, event):
+            events.append((event, "awaited on", self))
+
+    class Event(str):
+        def record(self, stream):
+            events.append((self, "recorded on", stream))
+
+    monkeypatch.setattr(encoder._graphs, "_last_use", Event("last use"))
+    for name in ("first", "second"):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda *_, name=name: Stream(name))
+        same(encoder, [[1, 8, 8]])
+    assert events == [("last use", verb, name) for name in ("first", "second") for verb in ("awaited on", "recorded on")]
+
+
 def test_results_stay_while_later_calls_run(encoder):
     grid = [[1, 8, 8]]
     results = [encoder(random_rows(grid, seed), grid) for seed in range(4)]
