@@ -22,8 +22,10 @@ class WeightWatch:
 
     def __init__(self, captured: Iterable[nn.Module], eager: Iterable[nn.Module]) -> None:
         modules = [module for root in captured for module in root.modules()]
-        tables = [table for module in modules for table in (module._modules, module._parameters)]
-        self._tables = [table.values() for table in tables if table]  # views: they follow what happens to a module
+        # views: they follow what happens to a module
+        self._children = [module._modules.values() for module in modules if module._modules]
+        self._tables = [module._parameters.values() for module in modules if module._parameters]
+        self._modules = [*chain.from_iterable(self._children)]
         self._entries = [*chain.from_iterable(self._tables), _END]
         self._weights = [entry for entry in self._entries if isinstance(entry, Tensor)]
         self._where = self._addresses()
@@ -32,12 +34,14 @@ class WeightWatch:
 
     def moved(self) -> bool:
         """Whether a weight lies elsewhere, has another dtype, or a module was replaced. In-place edits move nothing."""
-        entries = chain(chain.from_iterable(self._tables), (_END,))
+        if [*chain.from_iterable(self._children)] != self._modules:
+            return True
+        entries = chain(chain.from_iterable(self._tables), (_END,))  # one by one: == of tensors compares what they hold
         return not all(map(is_, entries, self._entries)) or self._addresses() != self._where
 
     def let_go(self) -> None:
         """Keep the captured weights' memory no longer."""
-        self._entries, self._weights, self._kept = [], [], []
+        self._modules, self._entries, self._weights, self._kept = [], [], [], []
 
     def want_gradient(self) -> bool:
         """Whether a parameter asks for a gradient. Those behind the graphs count: what they read is overwritten."""
