@@ -33,9 +33,10 @@ class ResamplerMLP(nn.Module):
             norm_rows: int32 ``[1]``, how many rows of the result are live.
             index: int32, in place of all rows, those that the result consists of; the others need no norm.
         """
-        hidden = ops.linear(x, self.fc1.weight, self.fc1.bias, activation="gelu", num_rows=num_rows)
-        mixed = ops.linear(hidden, self.fc2.weight, self.fc2.bias, num_rows=num_rows)
-        return ops.layer_norm(mixed, self.ln.weight, self.ln.bias, eps=self.ln.eps, num_rows=norm_rows, index=index)
+        fc1, fc2, ln = self.fc1, self.fc2, self.ln
+        hidden = ops.linear(x, fc1.weight, fc1.bias, activation="gelu", num_rows=num_rows)
+        mixed = ops.linear(hidden, fc2.weight, fc2.bias, num_rows=num_rows)
+        return ops.layer_norm(mixed, ln.weight, ln.bias, eps=ln.eps, num_rows=norm_rows, index=index)
 
 
 class RMSNorm(nn.Module):
