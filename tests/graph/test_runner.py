@@ -159,10 +159,11 @@ def test_a_call_waits_for_the_last_one_and_marks_its_own_use_on_the_stream_that_
             events.append((self, "recorded on", stream))
 
     monkeypatch.setattr(encoder._graphs, "_last_use", Event("last use"))
-    for name in ("first", "second"):
+    names = ("first", "second")
+    for name in names:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda *_, name=name: Stream(name))
         same(encoder, [[1, 8, 8]])
-    assert events == [("last use", verb, name) for name in ("first", "second") for verb in ("awaited on", "recorded on")]
+    assert events == [("last use", verb, name) for name in names for verb in ("awaited on", "recorded on")]
 
 
 def test_results_stay_while_later_calls_run(encoder):
