@@ -2,8 +2,9 @@
 
 memcheck: the Gluon kernels (bf16; at the model's width too, where the projection rotates) and the plain Triton ones
 (bf16, fp32), each on exactly as many rows as there are and with room for more, and the resampler's; without the caching
-allocator, so that the end of a tensor is the end of a block. racecheck: the plain kernels alone, at fp32, for it knows no mbarriers and reports every warp-specialised kernel,
-cuBLAS's own too; the Gluon kernels' proof is the soak (``bench/soak_*.py``).
+allocator, so that the end of a tensor is the end of a block. racecheck: the plain kernels alone, at fp32, for it knows
+no mbarriers and reports every warp-specialised kernel, cuBLAS's own too; the Gluon kernels' proof is the soak
+(``bench/soak_*.py``).
 """
 
 import sys
