@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -40,7 +40,7 @@ def measure_kernels(quick: bool) -> tuple[list[Kernel], list[Missing]]:
     return findings.kernels, findings.missing
 
 
-def compilations(*, quick: bool) -> list[Callable[[], None]]:
+def compilations(*, quick: bool) -> list[partial[None]]:
     """Jobs for ``compile_ahead``: a file at a size each. What they leave out is compiled where it is measured."""
     sizes = QUICK_SIZES if quick else tuple(map(str, FRAMES))
     return [partial(compile_ours, file, size) for file, size in product(COMPILED_AHEAD, sizes)]

@@ -1,7 +1,7 @@
 """Our encoder: eager and from its graphs, each with the resampler in PyTorch or on the kernels."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -87,7 +87,7 @@ def tower_rows(plan: Plan) -> Sequence[int]:
     return row_sizes(plan.device) if plan.graphs is None else [rows for rows, _ in plan.graphs]
 
 
-def compilations(plan: Plan) -> list[Callable[[], None]]:
+def compilations(plan: Plan) -> list[partial[None]]:
     """Jobs for ``compile_ahead``: all kernels that a run's encoders need, a row regime each."""
     parts = [(TOWER, rows) for rows in tower_rows(plan)]
     if not plan.quick:

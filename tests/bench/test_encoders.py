@@ -103,6 +103,11 @@ def test_one_row_regime_is_warmed_up_alone(part: str, plan: Plan, monkeypatch: p
     assert set(met) == {384 if part == "tower" else 4 * 384}  # a resampler's are merge windows
 
 
+def test_a_quick_run_compiles_the_tower_alone_and_for_its_own_graphs(plan: Plan) -> None:
+    jobs = ours.compilations(replace(plan, quick=True, graphs=((384, 8), (8448, 33))))
+    assert [job.args[-2:] for job in jobs] == [("tower", 384), ("tower", 8448)]
+
+
 def test_a_wrong_peer_is_not_timed(weights: ErnieVisionEncoder, exact: ErnieVisionEncoder, plan: Plan) -> None:
     def raising(*_: Tensor) -> Tensor:
         raise RuntimeError("no such kernel")
