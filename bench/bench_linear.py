@@ -15,6 +15,7 @@ from ernie_vit.kernels.linear import linear, linear_ref
 from ernie_vit.kernels.patch_embed import patch_embed, patch_embed_ref
 
 compiled_linear = compiled(linear_ref, "x", "residual")
+compiled_patch_embed = compiled(patch_embed_ref, "pixel_values")
 
 
 @dataclass(frozen=True)
@@ -100,5 +101,6 @@ def test_patch_embed(rows: int, run_case: Callable[[Case], None]) -> None:
         "ours": Provider(lambda i: patch_embed(**i, num_rows=every), exact),
         "ours, 1/8 live": Provider(lambda i: patch_embed(**i, num_rows=eighth), exact, few, work(few)),
         "cast + cuBLAS": Provider(exact.plain, exact),
+        "torch.compile": Provider(lambda i: compiled_patch_embed(**i), exact, quick=False),
     }
     run_case(Case("linear", "patch_embed", rows, inputs, providers, work(rows)))

@@ -9,9 +9,9 @@ import torch
 from pretended_measure import attend
 from torch import Tensor
 
-from bench import attention_peers
+from bench import attention_peers, bench_attention
 from bench.attention_peers import Peer, Sequences, fa3_library, plain_triton, vllm_triton
-from bench.measure import ALLOWED_ERROR, relative_error
+from bench.measure import ALLOWED_ERROR, Case, relative_error
 from bench.sizes import DTYPE, HEAD_DIM, HEADS
 from ernie_vit.kernels.attention import attention_ref
 
@@ -91,6 +91,19 @@ def test_vllm_triton_gets_starts_and_lengths(monkeypatch: pytest.MonkeyPatch) ->
 def test_our_plain_kernel() -> None:
     q, k, v = heads(SEQUENCES.rows)
     assert_right(plain_triton()(SEQUENCES)(q, k, v), q, k, v)
+
+
+@pytest.mark.interpreter
+def test_heads_of_80_and_of_128_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[Case] = []
+    monkeypatch.setitem(bench_attention.LENGTHS, "few", SEQUENCES.lengths)
+    bench_attention.test_channels("few", cases.append)
+    (case,) = cases
+    for provider in case.providers.values():
+        exact, plain = provider.reference.exact(case.make(0)), provider.reference.plain(case.make(0))
+        out = provider.reference.part(provider.run(case.make(0)))
+        assert out.shape == exact.shape == (SEQUENCES.rows, bench_attention.CHECKED_HEADS, HEAD_DIM)
+        assert relative_error(out, exact) <= ALLOWED_ERROR * relative_error(plain, exact)
 
 
 def test_what_is_not_installed_is_told_and_slow_peers_are_not_asked_in_a_quick_run(
