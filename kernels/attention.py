@@ -8,7 +8,7 @@ scores in registers.
 Sequences are row ranges between neighbouring entries of ``cu_seqlens``, which stays on the device. A forward
 pass lays out the work once, in a list of (first query row and the one after the last, the same of the sequence,
 head), longest sequences first and the tiles of one head next to each other, so that its keys and values stay in the
-L2 cache; all blocks of the tower use the one list.
+L2 cache; items of a last round that would leave processors idle are cut. All blocks of the tower use the one list.
 
 Rounding: products and softmax in float32; the weights ``exp(s - max)`` are rounded to the input's dtype before
 they meet v, their sum is taken unrounded; one rounding of the result. A row's bits depend on its own sequence
@@ -111,8 +111,8 @@ def attention_work_list(
     Returns:
         int32 ``[1 + items, 5]``: row 0 holds the count of items that ``cu_seqlens`` has, the next ``count`` rows one
         item each: first query row and the one after the last, first row of its sequence and the one after the last,
-        head. The shape follows from the host integers and the shape of ``cu_seqlens``; rows past the count are not
-        written.
+        head. The shape follows from the host integers, the shape of ``cu_seqlens`` and the device; rows past the count
+        are not written.
 
     Raises:
         TypeError, ValueError: as ``attention``.

@@ -9,8 +9,8 @@ import torch
 HOPPER_TRITON = ("3.6", "3.8")
 OLDEST_TRITON = (3, 6)
 
-# Rows up to which layer norm and rotary start early. On an H200 a pass was faster so at 1,296 rows, and not at 3,996
-# and above, where programs that wait take room from the linear that still runs.
+# Rows up to which the norms and the rotation start early. On an H200 a pass was faster so at 1,296 rows, and not at
+# 3,996 and above, where programs that wait take room from the linear that still runs.
 EARLY_ROWS = 2560
 
 
@@ -113,5 +113,5 @@ def launches_early(device: torch.device) -> bool:
 
 
 def small_kernel_launches_early(device: torch.device, rows: int) -> bool:
-    """The same for layer norm and rotary, with room for ``rows`` rows."""
+    """Whether the norms and the rotation start early on ``device``, in a call with room for ``rows`` rows."""
     return rows <= EARLY_ROWS and launches_early(device)

@@ -13,7 +13,8 @@ from ernie_vit.kernels.dispatch import small_kernel_launches_early
 from ernie_vit.kernels.triton.grid import persistent_programs
 from ernie_vit.kernels.triton.launch import Launcher
 
-# One warp a row: the sums are shuffles, without a barrier, and the programs in flight hide the loads.
+# Few warps a row: in one (the tower's width at 16 bits) the sums are shuffles, without a barrier, and the programs in
+# flight hide the loads.
 PROGRAMS_PER_MULTIPROCESSOR = 32
 
 
