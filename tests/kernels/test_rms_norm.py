@@ -42,6 +42,18 @@ def test_counts_in_float32(dtype: torch.dtype) -> None:
     assert torch.equal(rms_norm_ref(x, torch.ones(128, dtype=dtype), eps=1e-5), exact.to(dtype))
 
 
+@pytest.mark.parametrize("stride", [2 * TEXT, TEXT + 16, TEXT + 1], ids=["double", "aligned", "odd"])
+def test_strided_rows(device: str, stride: int) -> None:
+    x, weight = inputs(9, stride, torch.bfloat16, device)
+    check(x[:, :TEXT], weight[:TEXT])
+
+
+def test_misaligned_and_empty_input(device: str) -> None:
+    x, weight = inputs(1, 9 * TEXT + 1, torch.bfloat16, device)
+    check(x[0, 1:].view(9, TEXT), weight[1 : TEXT + 1])
+    assert rms_norm(x[:0, :TEXT], weight[:TEXT], eps=1e-5).shape == (0, TEXT)
+
+
 @pytest.mark.parametrize("live", [0, 1, 8, 13])
 def test_rows_past_the_live_ones_are_neither_read_nor_written(device: str, live: int) -> None:
     x, weight = inputs(13, TEXT, torch.bfloat16, device)
