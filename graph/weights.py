@@ -1,8 +1,9 @@
 """Whether a captured encoder's weights are still where its graphs read them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, is_not
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class WeightWatch:
         self._children = [module._modules.values() for module in modules if module._modules]
         self._tables = [module._parameters.values() for module in modules if module._parameters]
         self._modules = [*chain.from_iterable(self._children)]
-        self._entries = [*chain.from_iterable(self._tables), _END]
+        self._entries = [*self._present()]
         self._weights = [entry for entry in self._entries if isinstance(entry, Tensor)]
         self._where = self._addresses()
         self._kept = [weight.detach() for weight in self._weights]
@@ -36,8 +37,8 @@ class WeightWatch:
         """Whether a weight lies elsewhere, has another dtype, or a module was replaced. In-place edits move nothing."""
         if [*chain.from_iterable(self._children)] != self._modules:
             return True
-        entries = chain(chain.from_iterable(self._tables), (_END,))  # one by one: == of tensors compares what they hold
-        return not all(map(is_, entries, self._entries)) or self._addresses() != self._where
+        # one by one: == of tensors compares what they hold
+        return not all(map(is_, self._present(), self._entries)) or self._addresses() != self._where
 
     def let_go(self) -> None:
         """Keep the captured weights' memory no longer."""
@@ -47,6 +48,10 @@ class WeightWatch:
         """Whether a parameter asks for a gradient. Those behind the graphs count: what they read is overwritten."""
         behind = (parameter for parameter in chain.from_iterable(self._behind) if parameter is not None)
         return any(map(attrgetter("requires_grad"), chain(self._weights, behind)))
+
+    def _present(self) -> Iterator[object]:
+        # without a bias that there is none of: vLLM puts reloaded weights back behind it
+        return chain(filter(partial(is_not, None), chain.from_iterable(self._tables)), (_END,))
 
     def _addresses(self) -> list[Any]:
         # memory that went away and came back may hold another dtype

@@ -149,6 +149,17 @@ def test_a_parameter_more_or_less_at_the_end_is_a_move(change):
     assert watch.moved()
 
 
+def test_weights_that_only_changed_places_in_their_module_have_not_moved():
+    """vLLM reloads weights by taking them out and putting them back: behind a bias that there is none of."""
+    linear = torch.nn.Linear(3, 4, bias=False)
+    watch = WeightWatch([linear], [])
+    linear._parameters["weight"] = linear._parameters.pop("weight")
+    assert list(linear._parameters) == ["bias", "weight"]
+    assert not watch.moved()
+    linear.bias = torch.nn.Parameter(torch.zeros(4))
+    assert watch.moved()
+
+
 def test_weights_that_moved_can_be_captured_again(encoder, pixel_values, capture):
     encoder.double().float()
     encoder(pixel_values, GRID)
