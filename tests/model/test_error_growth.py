@@ -1,7 +1,7 @@
 """The tower on the Triton kernels is as near to float64 as PyTorch and transformers are, after each block.
 
 At full size on a GPU, 32 blocks; a small tower in the interpreter. With ordinary rows, and with a massive channel, as
-trained towers have: one of the residual is 1000 times the others, whose mean is far from zero.
+trained towers have: one of the residual is 1000 times the others, whose mean is not zero.
 """
 
 import copy
@@ -32,7 +32,7 @@ def random_tower(config: ErnieVisionConfig, device: str, dtype: torch.dtype, *, 
     if massive:
         tower.patch_embed.proj.weight[MASSIVE] *= 1000
         for block in tower.blocks:
-            block.attn.proj.bias += 10 / len(tower.blocks)
+            block.attn.proj.bias += 1 / len(tower.blocks)
     return tower
 
 
@@ -102,7 +102,7 @@ def test_after_each_block(
     channels = [channel for channel in range(config.hidden_size) if channel != MASSIVE]
     if massive:
         assert exact[-2][:, MASSIVE].abs().mean() > 30 * exact[-2][:, channels].abs().mean()
-        assert exact[-2][:, channels].mean() > 5
+        assert exact[-2][:, channels].mean() > 0.5
     for rows in zip(ours, plain, of_other, exact, strict=True):
         mine, torchs, others, true = (x.flatten(0, -2)[:, channels] for x in rows)
         assert_within_budget(mine, torchs, true)
