@@ -24,7 +24,7 @@ class Vision:
     """Whether our tower computes the images of one loaded model, and the tower.
 
     Decided at the first call, when weights are loaded and adapters in place: vLLM's memory profiling makes it, so the
-    graphs captured then are taken off the KV cache.
+    graphs captured then are taken off the KV cache. They are captured again when weights have moved.
 
     Args:
         host: vLLM's tower.
@@ -52,6 +52,7 @@ class Vision:
         self.replays = 0
         self._decided = False
         self._shared: SharedTower | None = None
+        self._had_graphs = False
         model = vllm_config.model_config
         limits = (vllm_config.scheduler_config.max_num_batched_tokens, model.max_model_len)
         self._max_tokens = min(*limits, LARGEST_IMAGE_TOKENS)
@@ -100,6 +101,8 @@ class Vision:
         shared = self.shared()
         if shared is None:
             return None
+        if self._had_graphs and shared.graphs is None and shared.obstacle(pixel_values) is None:
+            logger.info("ernie-vit: the vision tower's weights have moved; graphs: %s", self._capture(shared))
         if not self.data_parallel:
             return shared.encode(pixel_values, grid_thw)
         obstacle = shared.obstacle(pixel_values)  # the same on every rank, so none waits for another in vain
@@ -127,7 +130,8 @@ class Vision:
             backend=self._backend,
         )
         weight = host.patch_embed.proj.weight
-        obstacle = shared.obstacle(weight.new_empty(0, weight.shape[1]))
+        with torch.no_grad():  # whether a gradient is needed is asked at every call, not for all of them at the first
+            obstacle = shared.obstacle(weight.new_empty(0, weight.shape[1]))
         if obstacle is not None:
             raise Mismatch(obstacle)
         backend = choose_backend(self._backend, weight.device, weight.dtype)[0]
@@ -147,6 +151,8 @@ class Vision:
             shared.capture(max_tokens=self._max_tokens)
         except (ValueError, torch.OutOfMemoryError) as error:  # not on a CUDA GPU, or it is full
             return f"none ({error})"
+        finally:
+            self._had_graphs = shared.graphs is not None
         return f"up to {self._max_tokens} tokens, {shared.graph_bytes // MIB} MiB"
 
 

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from accuracy import relative_error
+from eager_graph import EagerRecorder, device_operators
 from reference import random_rows
 from torch import Tensor, nn
 from vllm_host import ARCHITECTURE, build_model, engine_config, graph_manager, log_lines
 
 from ernie_vit import vllm_plugin
+from ernie_vit.graph.capacity import Capacity
+from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.shared_tower import SharedTower
 
 IMAGES = [[1, 4, 4], [1, 6, 8], [1, 2, 2]]
@@ -157,6 +160,43 @@ def test_what_ours_cannot_compute_is_vllms(
     assert len(asked) == 2
     assert len(lines) == 1
     assert re.match(rf"WARNING ernie-vit: vLLM {vllm.__version__} computes its own vision tower: .*{reason}", lines[0])
+
+
+def test_a_first_call_with_a_gradient_decides_nothing(model: Any) -> None:
+    model.vision_model.requires_grad_()
+    assert model.embed_multimodal(**batch(IMAGES))[0].requires_grad
+    embed(model, IMAGES)
+    counters = vllm_plugin.stats(model)
+    assert (counters["calls"], counters["fallbacks"]) == (1, {"gradient needed": 1})
+
+
+def test_graphs_are_captured_again_when_weights_have_moved(
+    bare: Any, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, room = EagerRecorder(), [2048, 2048]
+
+    def capture(tower: Any, resampler: Any, *_: Any, max_tokens: int, **__: Any) -> GraphRunner:
+        if not room:
+            raise torch.OutOfMemoryError("capture: no room")
+        assert room.pop() == max_tokens
+        return GraphRunner(tower, resampler, device_operators(), [Capacity(256, 8)], record=recorder)
+
+    monkeypatch.setattr("ernie_vit.shared_tower.capture_graphs", capture)
+    bare.attach(engine_config(), backend="torch")
+    with log_lines() as lines:
+        for captured in (1, 2, 2):
+            assert_close(embed(bare, IMAGES), embed(stock, IMAGES))
+            assert recorder.recorded == captured
+            for parameter in bare.vision_model.parameters():
+                parameter.data = parameter.data.clone()
+            assert_close(embed(bare, IMAGES), embed(stock, IMAGES))
+    assert lines[1:] == [
+        f"INFO ernie-vit: the vision tower's weights have moved; graphs: {graphs}"
+        for graphs in ("up to 2048 tokens, 0 MiB", "none (capture: no room)")
+    ]
+    counters = vllm_plugin.stats(bare)
+    assert (counters["calls"], counters["replays"]) == (6, 2)
+    assert counters["graph_fallbacks"] == {"weights moved": 2}
 
 
 def test_on_a_cpu_vllm_computes(bare: Any, stock: Any) -> None:
