@@ -66,7 +66,9 @@ class Vision:
             self._why_no_graphs = "none (skip_mm_profiling: vLLM would not account for their memory)"
         elif not get_pp_group().is_first_rank:
             self._why_no_graphs = "none (a later pipeline stage, which gets no images)"
-        self._has_graphs = self._why_no_graphs is None or (in_manager and not model.enforce_eager)
+        # the first call comes from vLLM's profiling and can take its time, where graphs ask for a quick server
+        profiled = not (model.enforce_eager or model.multimodal_config.skip_mm_profiling)
+        self._warms_up = profiled and (self._why_no_graphs is None or in_manager)
 
     def shared(self) -> SharedTower | None:
         """Our tower, or None if vLLM's computes."""
@@ -101,6 +103,9 @@ class Vision:
         shared = self.shared()
         if shared is None:
             return None
+        if self._warms_up:
+            self._warms_up = False
+            shared.warm_up(above=4 * self._max_tokens)  # what no graph holds: vLLM reports kernels compiled later
         if self._had_graphs and shared.graphs is None and shared.obstacle(pixel_values) is None:
             logger.info("ernie-vit: the vision tower's weights have moved; graphs: %s", self._capture(shared))
         if not self.data_parallel:
@@ -137,8 +142,6 @@ class Vision:
         backend = choose_backend(self._backend, weight.device, weight.dtype)[0]
         dtype = str(weight.dtype).removeprefix("torch.")
         graphs = self._why_no_graphs or self._capture(shared)
-        if self._has_graphs:
-            shared.warm_up(above=4 * self._max_tokens)  # what no graph holds: vLLM reports kernels compiled later
         logger.info(
             "ernie-vit %s computes the vision tower: %s, %s, %s; graphs: %s",
             *(ernie_vit.__version__, backend, weight.device, dtype, graphs),

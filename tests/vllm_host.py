@@ -205,13 +205,14 @@ def log_lines() -> Iterator[list[str]]:
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
     logger = logging.getLogger("vllm.ernie_vit")
-    level, logger.level = logger.level, logging.INFO
+    level = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield lines
     finally:
         logger.removeHandler(handler)
-        logger.level = level
+        logger.setLevel(level)
 
 
 def _replay(model: Any, values: dict[str, Tensor], output: Tensor) -> Callable[[], None]:

@@ -295,6 +295,16 @@ def test_vllms_graph_manager(protocol_model: Any, stock: Any, vllm_config: Any, 
     assert vllm_plugin.stats(protocol_model)["calls"] == too_large
 
 
+def test_the_graph_manager_is_made_while_the_model_loads(protocol_model: Any, vllm_config: Any) -> None:
+    """vLLM's second model runner does that: outside of inference mode, with norms that would take a gradient."""
+    protocol_model.vision_model.requires_grad_()
+    assert torch.is_grad_enabled()
+    with log_lines() as lines:
+        manager = graph_manager(protocol_model, vllm_config, budgets=[32], max_items=4)
+    assert manager.config.modalities == ["image", "video"]
+    assert lines[0].endswith("graphs: vLLM's (cudagraph_mm_encoder)")
+
+
 def test_vllms_graph_manager_spreads_items_over_ranks(protocol_model: Any) -> None:
     items = batch([[1, 4, 4], [1, 6, 8], [1, 2, 2]])
     specs = protocol_model.get_encoder_cudagraph_item_specs(items)
