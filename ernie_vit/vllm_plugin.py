@@ -45,11 +45,12 @@ def patch() -> "Patch":
     Returns:
         A context manager that unpatches at its end, if it is used as one.
     """
-    models = _registered_models()
-    obstacle = _why_not(models)
+    obstacle = _why_not()
     if obstacle is not None:
         logger.warning("ernie-vit leaves vLLM %s as it is: %s", vllm_version(), obstacle)
-    elif not isinstance(models[ARCHITECTURE], _Entry):
+        return Patch()
+    models = _registered_models()
+    if not isinstance(models[ARCHITECTURE], _Entry):
         _register(models, _Entry(models[ARCHITECTURE]))
     return Patch()
 
@@ -113,14 +114,18 @@ class _Entry:
 def vllm_version() -> str:
     import vllm
 
-    return str(vllm.__version__)
+    return str(getattr(vllm, "__version__", "of unknown version"))
 
 
 def _registered_models() -> dict[str, Any]:
-    from vllm.model_executor.models.registry import ModelRegistry
+    """Entries by architecture; none where the registry is not what we know, for a plugin's error would end vLLM."""
+    try:
+        from vllm.model_executor.models.registry import ModelRegistry
 
-    models: dict[str, Any] = ModelRegistry.models
-    return models
+        models: dict[str, Any] = ModelRegistry.models
+        return models
+    except (ImportError, AttributeError):
+        return {}
 
 
 def _register(models: dict[str, Any], entry: Any) -> None:
@@ -130,12 +135,12 @@ def _register(models: dict[str, Any], entry: Any) -> None:
     getattr(loader, "_MODEL_ARCH_BY_HASH", {}).clear()
 
 
-def _why_not(models: dict[str, Any]) -> str | None:
+def _why_not() -> str | None:
     """Why vLLM is left alone, or None."""
     release = re.match(r"(\d+)\.(\d+)", vllm_version())
     if release is None or not OLDEST <= tuple(map(int, release.groups())) <= NEWEST:
         return f"looked for a version from {'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
-    entry = models.get(ARCHITECTURE)
+    entry = _registered_models().get(ARCHITECTURE)
     if isinstance(entry, _Entry):
         return None
     found = getattr(entry, "module_name", None)

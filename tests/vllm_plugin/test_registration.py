@@ -1,6 +1,7 @@
 """How vLLM finds the plugin, what switches it off, and what makes it leave vLLM alone."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,6 +139,20 @@ def test_an_unknown_version_leaves_vllm_alone(
         vllm_plugin.register()
     assert models[ARCHITECTURE] is stock
     assert lines == [f"WARNING ernie-vit leaves vLLM {version} as it is: looked for a version from 0.24 to 0.33"]
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.34.0"])
+def test_a_registry_that_is_elsewhere_does_not_keep_vllm_from_starting(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr("vllm.__version__", version)
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", None)
+    with log_lines() as lines:
+        vllm_plugin.register()
+        vllm_plugin.unpatch()
+    looked_for = {"0.33.0": f"{ARCHITECTURE} of .* in its model registry", "0.34.0": "a version from 0.24 to 0.33"}
+    assert len(lines) == 1
+    assert re.match(f"WARNING ernie-vit leaves vLLM {version} as it is: looked for {looked_for[version]}", lines[0])
 
 
 def test_another_plugins_model_is_left_alone(models: dict[str, Any]) -> None:
