@@ -92,12 +92,13 @@ def hopper_tile(num_rows: int, max_seqlen: int, num_sequences: int) -> HopperTil
     1,536 rows three warpgroups need one round, up to 2,048 two warpgroups two. Above, the rounds are many, and three
     warpgroups cost least a row.
 
-    One program an item is faster for long sequences, and balanced by the hardware as items end; but each program that a
-    capacity allows for and a batch has not costs 6 ns. Persistent programs pay nothing for those, and their items
-    overlap at the ends. So an item each is for one round and for long sequences, where sequences are few. A tower of
-    such graphs takes, with an item each and persistent: 110 and 116 ms at 16,060 rows in (16,384 rows, 64 sequences),
-    30.1 and 31.0 at 6,912 in (8,448, 33), 28.9 and 28.6 at 8 x 1,296 in (12,288, 48); and 6.3 and 5.7 at 1,296 in
-    (16,384, 64), where most programs are dead.
+    One program an item is faster for long sequences, for a reason not known: their loops are alike, and persistent
+    programs that draw their items are no faster. But each program that a capacity allows for and a batch has not costs
+    6 ns. Persistent programs pay nothing for those, and their items overlap at the ends. So an item each is for one
+    round and for long sequences, where sequences are few. A quarter of the tower took, times four, with an item each
+    and with items drawn: 110 and 116 ms at 16,060 rows in (16,384 rows, 64 sequences), 30.1 and 31.0 at 6,912 in
+    (8,448, 33), 28.9 and 28.6 at 8 x 1,296 in (12,288, 48); and 6.3 and 5.7 at 1,296 in (16,384, 64), where most
+    programs are dead.
     """
     one_warpgroup, one_round, two_rounds = ROW_BOUNDS
     short, middle = SEQLEN_BOUNDS
