@@ -84,28 +84,32 @@ def check_capacities(capacities: Sequence[Capacity | tuple[int, int]]) -> tuple[
     return checked
 
 
-def graph_bytes(capacities: Sequence[Capacity], config: ErnieVisionConfig, dtype: torch.dtype) -> int:
-    """Device memory that capturing takes: the input buffers, and one pool, in the segments that PyTorch allocates.
+def graph_bytes(
+    capacities: Sequence[Capacity], config: ErnieVisionConfig, dtype: torch.dtype, *, resampler: bool = False
+) -> int:
+    """Device memory that capturing takes: the static buffers, and one pool, in the segments that PyTorch allocates.
 
     A block of the largest graph holds at once its input, the attention's result, a normed copy and fc1's and fc2's
     output (or, before, a normed copy, the fused projection, the heads' result and the attention's result). The segments
     of the projection and of fc1's output cannot serve each other, so the pool has both. Smaller graphs find room in it,
-    and so does a captured resampler, which holds four times its input at most when the tower's blocks hold nothing.
+    and so does a captured ``resampler``, which holds four times its input at most when the tower's blocks hold nothing;
+    its tokens have a buffer of their own.
     """
     largest, item = max(capacity.rows for capacity in capacities), dtype.itemsize
     row = config.hidden_size * item
     of_a_row = [row, row, row, row, 3 * row, config.intermediate_size * item, 4 * config.head_dim]
     pool = max(_segments([capacity.rows * width for width in of_a_row]) for capacity in capacities)
     packed = max(4 * packed_size(capacity.sequences, capacity.rows // 4) for capacity in capacities)
-    return pool + _segments([largest * config.patch_width * item, packed])
+    tokens = largest // 4 * config.text_hidden_size * item if resampler else 0
+    return pool + _segments([largest * config.patch_width * item, packed, tokens])
 
 
 def affordable_capacities(
-    capacities: Sequence[Capacity], free: int, config: ErnieVisionConfig, dtype: torch.dtype
+    capacities: Sequence[Capacity], free: int, config: ErnieVisionConfig, dtype: torch.dtype, *, resampler: bool = False
 ) -> tuple[Capacity, ...]:
     """Those of an ascending list, from the smallest on, that leave half of ``free`` bytes free; at least one."""
     count = len(capacities)
-    while count > 1 and 2 * graph_bytes(capacities[:count], config, dtype) > free:
+    while count > 1 and 2 * graph_bytes(capacities[:count], config, dtype, resampler=resampler) > free:
         count -= 1
     return tuple(capacities[:count])
 

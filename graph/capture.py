@@ -55,8 +55,8 @@ def capture_graphs(
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0]
     if capacities is None and max_tokens is None:
-        chosen = affordable_capacities(chosen, free, tower.config, weight.dtype)
-    cost = graph_bytes(chosen, tower.config, weight.dtype)
+        chosen = affordable_capacities(chosen, free, tower.config, weight.dtype, resampler=capture_resampler)
+    cost = graph_bytes(chosen, tower.config, weight.dtype, resampler=capture_resampler)
     what = f"{len(chosen)} graphs of up to {chosen[-1].rows} rows"
     if cost > free:
         raise torch.OutOfMemoryError(

@@ -71,6 +71,7 @@ class GraphRunner:
         self._last_use = torch.cuda.Event() if self._device.type == "cuda" else None
         self._inputs: dict[Capacity, GraphInputs] = {}
         self._recordings: dict[Capacity, Recording] = {}
+        self._tokens: Tensor | None = None  # of a captured resampler, in one buffer for all graphs
         self._staging: StagingRing | None = None
         self._released: str | None = None  # why there are no graphs any more
         with self._on_device():
@@ -184,10 +185,11 @@ class GraphRunner:
         """What a graph holds: hidden rows, and behind them the tokens if it has the resampler."""
         metadata, ops = inputs.metadata, self._ops
         hidden_states: Tensor = self._tower(inputs.pixel_values, metadata, ops)
-        if not self.captures_resampler:
+        if self._tokens is None:
             return (hidden_states,)
         tokens = self._resampler(hidden_states, metadata.temporal_rows, metadata.live_counts, ops.resampler)
-        return hidden_states, tokens
+        # a result that stayed in the pool could keep a segment from the smaller graphs, which would then need more
+        return hidden_states, self._tokens[: len(tokens)].copy_(tokens)
 
     def _allocate(self) -> None:
         # outside of inference mode: else calls outside of it could not write to the buffers
@@ -195,6 +197,9 @@ class GraphRunner:
             config = self._tower.config
             self._inputs = allocate_inputs(self.capacities, config.patch_width, self._dtype, self._device)
             self._staging = StagingRing(max(map(GraphInputs.packed_size, self.capacities)), self._device)
+            if self.captures_resampler:
+                tokens = self.capacities[-1].rows // 4
+                self._tokens = torch.empty(tokens, config.text_hidden_size, dtype=self._dtype, device=self._device)
 
     def _recording(self, capacity: Capacity) -> Recording:
         if capacity not in self._recordings:
@@ -213,6 +218,7 @@ class GraphRunner:
         self._recordings.clear()
         self._weights.let_go()
         self._inputs.clear()
+        self._tokens = None
         self._staging = None
         self.stats.memory_bytes = 0
         if self._device.type == "cuda":

@@ -74,7 +74,7 @@ def open_graphs(
         graphs=len(graphs.capacities),
         seconds=seconds,
         mebibytes=encoder.graph_stats().memory_bytes / MIB,
-        estimate=graph_bytes(graphs.capacities, encoder.config, encoder.dtype) / MIB,
+        estimate=graph_bytes(graphs.capacities, encoder.config, encoder.dtype, resampler=resampler) / MIB,
     )
     try:
         yield Encoder(provider, library, encoder, capture=capture)

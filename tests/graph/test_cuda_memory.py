@@ -17,8 +17,9 @@ def test_memory_is_as_estimated(caplog: pytest.LogCaptureFixture, captured: Call
     with caplog.at_level(logging.INFO):
         captured(encoder, max_tokens=4096)
 
-    assert encoder._graphs is not None
-    estimate = graph_bytes(encoder._graphs.capacities, encoder.config, encoder.dtype)
+    graphs = encoder._graphs
+    assert graphs is not None
+    estimate = graph_bytes(graphs.capacities, encoder.config, encoder.dtype, resampler=graphs.captures_resampler)
     taken = encoder.graph_stats().memory_bytes
     assert abs(taken - estimate) < 0.1 * taken
     assert taken < 600 * MIB  # the goal for 4,096 tokens
