@@ -47,12 +47,14 @@ class Case:
 
 def shipped_cases() -> list[Case]:
     """Every Gluon tile with every weight that it serves."""
-    tables = {**HOPPER_TILES, (5120, 5120): HOPPER_DEFAULT}
+    tables = {shape: regimes.tiles for shape, regimes in HOPPER_TILES.items()}
+    tables[5120, 5120] = HOPPER_DEFAULT.tiles
+    tables[1280, 592] = tuple(tile.late() for tile in HOPPER_DEFAULT.tiles)  # the patch embedding, zeros behind a row
     return [
         Case(n, k, tile, dtype, rotary)
         for dtype in (torch.bfloat16, torch.float16)
-        for (n, k), regimes in tables.items()
-        for tile in dict.fromkeys(regimes.tiles)
+        for (n, k), tiles in tables.items()
+        for tile in dict.fromkeys(tiles)
         for rotary in ((False, True) if n == 3 * k else (False,))
     ]
 

@@ -99,8 +99,7 @@ def _takes_tma(matrix: Tensor | None) -> bool:
 def runs_on_hopper(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> bool:
     """Whether the Gluon kernel serves these tensors; depends on nothing that follows the number of rows."""
     return (
-        x.dtype == weight.dtype
-        and why_not_hopper(x.device, x.dtype) is None
+        why_not_hopper(x.device, x.dtype) is None
         and _rows_aligned(x.dtype, *weight.shape)
         and _takes_tma(x)
         and _takes_tma(weight)
@@ -118,14 +117,16 @@ def launch(
     hopper: bool,
     activation: str | None = None,
     table: Tensor | None = None,
+    fresh_weight: bool = False,
 ) -> Tensor:
     """Allocate the output and launch a kernel on the device of ``x``, on its current stream.
 
     Args:
-        x, weight, bias, residual, num_rows: as of ``linear``, checked; ``x`` may have another dtype than the others.
+        x, weight, bias, residual, num_rows: as of ``linear``, checked.
         hopper: ``runs_on_hopper`` of the tensors: which kernel runs. Which tile, depends on the rows as well.
         activation: as of ``linear``.
         table: of a qkv projection whose epilogue rotates q and k; only with ``hopper``, where ``rotary_fits``.
+        fresh_weight: the kernel before writes the weight, which must not be fetched before that has ended.
     """
     require_triton("linear", x.device)
     n, k = weight.shape
@@ -136,6 +137,8 @@ def launch(
         from ernie_vit.kernels.hopper.linear import launch_linear
 
         tile = hopper_regimes(n, k).at(x.shape[0])
+        if fresh_weight:
+            tile = tile.late()
         launch_linear(x, weight, bias, residual, num_rows, out, activation=activation, tile=tile, table=table)
     else:
         _launch_triton(x, weight, bias, residual, num_rows, out, activation)

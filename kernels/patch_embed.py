@@ -1,9 +1,9 @@
 """The patch embedding: ``pixel_values.to(weight.dtype) @ weight.T``, without bias.
 
-Replaces the cast of the pixel rows and ``F.linear``, for live rows only: fp32 pixels of 588 columns are read once,
-which saves writing and reading ``2 * 588`` bytes a row each. Pixels are rounded to the weight's dtype as the cast
-does, the sum is in fp32, and the result is rounded once. A row of 588 16-bit numbers is no multiple of 16 bytes, so
-plain Triton computes it on every GPU.
+Replaces the cast of the pixel rows and ``F.linear``, for live rows only. Pixels are rounded to the weight's dtype as
+the cast does, the sum is in fp32, and the result is rounded once. A row of 588 16-bit numbers is no multiple of 16
+bytes, as wide loads and TMA ask: so the cast writes rows with zeros behind, and the weight is copied into such rows by
+the same kernel, every time, for it may have changed in place (3 MB moved at 1280 x 588).
 """
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ernie_vit.kernels.checks import FLOAT_DTYPES, check_num_rows, check_tensor, refuse_gradient
+from ernie_vit.kernels.dispatch import require_triton
 from ernie_vit.kernels.linear import launch, runs_on_hopper
 
 
@@ -57,8 +58,13 @@ torch.library.define("ernie_vit::patch_embed", "(Tensor pixel_values, Tensor wei
 
 @torch.library.impl("ernie_vit::patch_embed", ["cpu", "cuda"])
 def _run(pixel_values: Tensor, weight: Tensor, num_rows: Tensor | None) -> Tensor:
-    hopper = runs_on_hopper(pixel_values, weight)
-    return launch(pixel_values, weight, None, None, num_rows, hopper=hopper)
+    require_triton("patch_embed", pixel_values.device)
+    from ernie_vit.kernels.triton.patch_embed import aligned_copies
+
+    if not len(pixel_values):
+        return weight.new_empty((0, len(weight)))
+    x, weight = aligned_copies(pixel_values, weight, num_rows)
+    return launch(x, weight, None, None, num_rows, hopper=runs_on_hopper(x, weight), fresh_weight=True)
 
 
 @torch.library.register_fake("ernie_vit::patch_embed")

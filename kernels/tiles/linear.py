@@ -6,7 +6,7 @@ the tower that they stand in, and prints rows for these tables.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -75,6 +75,11 @@ class HopperTile:
         """The columns as a power of two and the rest, another one or 0: shapes in Triton are powers of two."""
         main = 1 << (self.columns.bit_length() - 1)
         return main, self.columns - main
+
+    @cache  # noqa: B019  the few tiles there are
+    def late(self) -> "HopperTile":
+        """The same, started and its weights fetched only when the kernel before has ended."""
+        return replace(self, **LATE._asdict())
 
 
 Tile = TypeVar("Tile", TritonTile, HopperTile)

@@ -5,6 +5,7 @@ a launch's time on the host. Here a launch looks up the compiled kernel by what 
 these kernels is little: dtypes, absent pointers, alignment where the kernel asks for it, constexprs and options.
 """
 
+from math import gcd
 from typing import Any
 
 import torch
@@ -102,6 +103,14 @@ class Launcher:
         compiled = self.kernel[(programs,)](*arguments, *constexprs, **options)
         if isinstance(compiled, self._launchable):  # and not one that is compiled in the background
             self._compiled[key] = compiled
+
+
+def row_alignment(matrix: Tensor) -> int:
+    """Bytes, at most 16, that divide the address of every row: a constexpr where kernels load rows at any address.
+
+    All slices of rows of a buffer have the same one if its rows are less aligned than itself.
+    """
+    return gcd(matrix.data_ptr(), matrix.stride(0) * matrix.element_size(), 16)
 
 
 def _specialisation(argument: Any, aligned: bool) -> Any:

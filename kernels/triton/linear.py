@@ -1,11 +1,8 @@
 """The linear in plain Triton, for every GPU and the interpreter: out = residual + act(x @ weight.T + bias).
 
 Persistent: a launch has at most a few programs a multiprocessor, and they walk only tiles that hold live rows. K is
-summed in order in fp32 whatever the tile; one rounding, at the end. x may have another dtype than the weight (pixel
-rows) and is rounded to it first.
+summed in order in fp32 whatever the tile; one rounding, at the end.
 """
-
-from math import gcd
 
 import triton
 import triton.language as tl
@@ -13,7 +10,7 @@ from torch import Tensor
 
 from ernie_vit.kernels.tiles.linear import TritonTile
 from ernie_vit.kernels.triton.grid import persistent_programs
-from ernie_vit.kernels.triton.launch import Launcher
+from ernie_vit.kernels.triton.launch import Launcher, row_alignment
 
 # Rows of tiles that share a column of tiles while it is in the second-level cache; 4, 8 and 16 were within 2 %.
 GROUP_ROWS = 8
@@ -26,7 +23,7 @@ GROUP_ROWS = 8
     do_not_specialize_on_alignment=["x_ptr", "weight_ptr", "bias_ptr", "residual_ptr", "num_rows_ptr"],
 )
 def linear_kernel(
-    x_ptr,  # [rows, K], last dimension contiguous, any float dtype
+    x_ptr,  # [rows, K], last dimension contiguous
     weight_ptr,  # [N, K], last dimension contiguous
     bias_ptr,  # [N] or None
     residual_ptr,  # [rows, N], last dimension contiguous, or None
@@ -79,7 +76,7 @@ def linear_kernel(
                 mask_k = offs < K
                 x = tl.load(x_ptrs, mask=mask_k[None, :], other=0.0)
                 weight = tl.load(weight_ptrs, mask=mask_k[:, None], other=0.0)
-            acc = tl.dot(x.to(weight.dtype), weight, acc, input_precision="ieee")
+            acc = tl.dot(x, weight, acc, input_precision="ieee")
 
         mask_n = offs_n < N
         mask = (offs_m < live)[:, None] & mask_n[None, :]
@@ -100,12 +97,6 @@ def linear_kernel(
 _launch = Launcher(linear_kernel)
 
 
-def _alignment(matrix: Tensor) -> int:
-    """Bytes, at most 16, that divide the address of every row; the same for all slices of rows of a buffer whose
-    rows are less aligned than itself."""
-    return gcd(matrix.data_ptr(), matrix.stride(0) * matrix.element_size(), 16)
-
-
 def launch_linear(
     x: Tensor,
     weight: Tensor,
@@ -120,7 +111,7 @@ def launch_linear(
     """Launch on the tensors' device, on its current stream.
 
     Args:
-        x: ``[rows, K]``, bf16, fp16 or fp32; rounded to the dtype of ``weight``.
+        x: ``[rows, K]``, bf16, fp16 or fp32 as all.
         weight: ``[N, K]``.
         bias: ``[N]`` or None.
         residual: ``[rows, N]`` or None.
@@ -152,9 +143,9 @@ def launch_linear(
             n,
             k,
             activation,
-            _alignment(x),
-            _alignment(weight),
-            _alignment(residual) if residual is not None else 16,
+            row_alignment(x),
+            row_alignment(weight),
+            row_alignment(residual) if residual is not None else 16,
             GROUP_ROWS,
             tile.rows,
             tile.columns,

@@ -1,4 +1,4 @@
-"""The patch embedding against float64: the fused cast, the ragged 588 columns, pixel rows at any address."""
+"""The patch embedding against float64: the cast, the ragged 588 columns, pixel rows at any address."""
 
 import pytest
 import torch
@@ -58,6 +58,25 @@ def test_dead_rows_reach_no_live_one(device: str) -> None:
     pixels[41:] = float("nan")
     num_rows = torch.tensor([41], dtype=torch.int32, device=device)
     assert torch.equal(patch_embed(pixels, weight, num_rows=num_rows)[:41], full[:41])
+
+
+def test_uninitialised_memory_reaches_no_result(device: str) -> None:
+    """The copies are as wide as 592 columns: what lies behind the 588th must not be what the memory held."""
+    pixels, weight = inputs(70, torch.float32, torch.bfloat16, device)
+    expected = patch_embed(pixels, weight)
+    torch.use_deterministic_algorithms(True)  # fills what is allocated with NaN
+    try:
+        out = patch_embed(pixels, weight)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(out, expected)
+
+
+def test_a_weight_changed_in_place_takes_effect(device: str) -> None:
+    pixels, weight = inputs(9, torch.float32, torch.bfloat16, device)
+    doubled = 2 * patch_embed(pixels, weight)
+    weight *= 2
+    assert torch.equal(patch_embed(pixels, weight), doubled)
 
 
 @pytest.mark.parametrize("pixel_dtype", DTYPES, ids=str)

@@ -5,7 +5,7 @@ import torch
 from offline_compile import SHARED_MEMORY_LIMIT, Report, report
 
 from ernie_vit.kernels.rotary import inverse_frequencies
-from ernie_vit.kernels.triton import layer_norm, rotary
+from ernie_vit.kernels.triton import layer_norm, patch_embed, rotary
 
 pytestmark = pytest.mark.compile
 
@@ -103,3 +103,27 @@ def test_rotary_table(arch: str) -> None:
         num_warps=rotary.TABLE_WARPS,
     )
     check(result)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("pixels", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("counted", [True, False], ids=["live-rows", "all-rows"])
+def test_aligned_copies(arch: str, pixels: torch.dtype, counted: bool) -> None:
+    pointers = dict.fromkeys(("weight_ptr", "pixels_out_ptr", "weight_out_ptr"), "*bf16")
+    signature, constexprs = live_rows(counted)
+    numbers = {"N": 1280, "K": 588, "PADDED": 592, "BLOCK_ROWS": patch_embed.BLOCK_ROWS, "BLOCK_COLUMNS": 1024}
+    result = report(
+        patch_embed.align_kernel,
+        {
+            "pixels_ptr": TYPES[pixels],
+            **pointers,
+            **signature,
+            **dict.fromkeys(("rows", "stride_pixels", "stride_weight"), "i32"),
+        },
+        # rows of 588 numbers: 8 bytes divide their addresses, or 16
+        {**constexprs, **numbers, "ALIGN_PIXELS": 4 * pixels.itemsize, "ALIGN_WEIGHT": 8},
+        arch=arch,
+        num_warps=4,
+    )
+    check(result)
+    assert result.widest_load >= 32 * pixels.itemsize
