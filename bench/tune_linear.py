@@ -70,11 +70,13 @@ SHAPES = (
     cooperative(128, 64, 2, 8),
     cooperative(128, 96, 2, 6),
     cooperative(128, 128, 2, 6),
+    cooperative(128, 144, 2, 5),
     cooperative(128, 160, 2, 5),
     cooperative(128, 192, 2, 4),
     cooperative(128, 256, 2, 3),
     cooperative(192, 96, 3, 5),
     cooperative(192, 128, 3, 4),
+    cooperative(192, 144, 3, 4),
     cooperative(192, 160, 3, 3),
     cooperative(192, 192, 3, 3),
     cooperative(256, 128, 2, 4),
@@ -84,7 +86,9 @@ SHAPES = (
     ping_pong(64, 160, 6),
     ping_pong(64, 256, 4),
     ping_pong(128, 128, 5),
+    ping_pong(128, 144, 4),
     ping_pong(128, 160, 4),
+    ping_pong(128, 192, 3),
 )
 
 

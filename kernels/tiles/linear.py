@@ -126,9 +126,8 @@ def _ping_pong(rows: int, columns: int, stages: int, order: Order) -> HopperTile
 HOPPER_BOUNDS = (384, 832, 1536, 2560, 5376, 8448, 12288)
 
 # (columns of the output, columns of x) -> tiles. The figures: milliseconds of eight blocks of the tower at the size
-# named above, on one H200 (triton 3.6.0, bf16; cad8d19 and 37d51cf, with attention in its tile of one warpgroup up to
-# 1,024 rows), with this tile and with the best of another shape. They differ by 1 % from run to run, and by 2 % where
-# the GPU is at its power limit, from 1,296 rows on.
+# named above, on one H200 (triton 3.6.0, bf16; cad8d19, 37d51cf and 70349d5), with this tile and with the best of
+# another shape. They differ by 1 % from run to run, and by 2 % where the GPU is at its power limit, from 1,296 rows on.
 HOPPER_TILES: dict[tuple[int, int], Regimes[HopperTile]] = {
     # qkv: bias, rotary
     (3840, 1280): Regimes(
@@ -151,7 +150,7 @@ HOPPER_TILES: dict[tuple[int, int], Regimes[HopperTile]] = {
             _cooperative(64, 64, 1, 6, AHEAD, block_k=128),  # 0.400
             _cooperative(64, 128, 1, 7, EARLY),  # 0.594, 0.598
             _cooperative(128, 128, 2, 6, EARLY),  # 1.134, 1.146
-            _ping_pong(64, 160, 6, EARLY),  # 1.518, 1.526
+            _cooperative(128, 144, 2, 5, EARLY),  # 1.464, 1.469
             _cooperative(320, 128, 3, 3, AHEAD),  # 3.784, 3.776
             _cooperative(192, 128, 3, 4, AHEAD),  # 7.774, 7.848
             _cooperative(128, 160, 2, 5, AHEAD),  # 7.284, 7.267
@@ -164,8 +163,8 @@ HOPPER_TILES: dict[tuple[int, int], Regimes[HopperTile]] = {
         (
             _cooperative(64, 160, 1, 6, AHEAD),  # 0.410, 0.410
             _cooperative(192, 128, 3, 4, AHEAD),  # 0.614, 0.638
-            _ping_pong(128, 160, 4, AHEAD),  # 1.151, 1.146
-            _ping_pong(64, 160, 6, Order(14, pdl=False)),  # 1.535, 1.531
+            _cooperative(192, 144, 3, 4, AHEAD),  # 1.103, 1.112
+            _cooperative(192, 128, 3, 4, AHEAD),  # 1.481, 1.487
             _ping_pong(128, 128, 5, LATE),  # 3.759, 3.822
             _ping_pong(128, 128, 5, LATE),  # 7.733, 7.758
             _ping_pong(128, 128, 5, LATE),  # 7.321, 7.408
