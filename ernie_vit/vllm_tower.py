@@ -17,6 +17,7 @@ from ernie_vit.shared_tower import Mismatch, SharedTower
 from ernie_vit.vllm_plugin import logger, vllm_version
 
 ROPE_THETA = 10000.0  # vLLM's default, which it never overrides; its frequencies are checked against it
+UNLIMITED_MB = 1 << 30
 LINEARS = ("Linear", "QKVParallelLinear", "ColumnParallelLinear", "RowParallelLinear")
 
 
@@ -151,7 +152,8 @@ class Vision:
     def _capture(self, shared: SharedTower) -> str:
         """Capture, and say what came of it."""
         try:
-            shared.capture(max_tokens=self._max_tokens)
+            with large_blocks_are_split():
+                shared.capture(max_tokens=self._max_tokens)
         except (ValueError, torch.OutOfMemoryError) as error:  # not on a CUDA GPU, or it is full
             return f"none ({error})"
         finally:
@@ -171,6 +173,24 @@ class _Rows:
 
     def __call__(self, pixel_values: Tensor, grid_thw: list[list[int]]) -> Tensor:
         return self._shared(pixel_values, grid_thw)
+
+
+@contextmanager
+def large_blocks_are_split() -> Iterator[None]:
+    """PyTorch's allocator may split blocks of any size in here.
+
+    vLLM profiles under ``max_split_size_mb:20``, so that blocks above stay releasable. The graphs' memory is never
+    released, and the smaller graphs live in the blocks of the largest: unsplit they took twice as much.
+    """
+    settings = getattr(torch._C, "_accelerator_getAllocatorSettings", str)()
+    if "max_split_size_mb" not in settings:
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings(f"{settings},max_split_size_mb:{UNLIMITED_MB}")  # the last one counts
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 def is_data_parallel(vllm_config: Any) -> bool:

@@ -16,6 +16,7 @@ from ernie_vit import vllm_plugin
 from ernie_vit.graph.capacity import Capacity
 from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.shared_tower import SharedTower
+from ernie_vit.vllm_tower import UNLIMITED_MB
 
 IMAGES = [[1, 4, 4], [1, 6, 8], [1, 2, 2]]
 VIDEOS = [[4, 4, 4], [2, 6, 4]]
@@ -246,6 +247,21 @@ def test_which_graphs_are_captured(
     assert captured == ([int(graphs.split()[2])] if graphs.startswith("up to") else [])
     # what no graph holds is compiled before the server is up, whoever captures
     assert warm == ([] if graphs.startswith("none") else [4 * captured[0] if captured else 4 * 2048])
+
+
+def test_graphs_are_captured_outside_of_vllms_split_limit(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, set_settings = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
+    before, limited = settings(), "expandable_segments:False,max_split_size_mb:20"
+    seen = []
+    monkeypatch.setattr(SharedTower, "capture", lambda *_, **__: seen.append(settings()))
+    bare.attach(engine_config(), backend="torch")
+    set_settings(limited)  # as its profiling does
+    try:
+        embed(bare, IMAGES)
+        seen.append(settings())
+    finally:
+        set_settings(before)
+    assert seen == [f"{limited},max_split_size_mb:{UNLIMITED_MB}", limited]
 
 
 def test_a_later_pipeline_stage_captures_nothing(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
