@@ -12,7 +12,7 @@ from ernie_vit.kernels.dispatch import interpreting, soaked_triton
 if interpreting():
     import interpreter  # noqa: F401  repairs bf16 and indices, in the child too
 
-KERNELS = [f"triton.{name}" for name in ("attention", "layer_norm", "linear", "rotary", "work_list")]
+KERNELS = [f"triton.{name}" for name in ("attention", "layer_norm", "linear", "patch_embed", "rotary", "work_list")]
 if soaked_triton() and not interpreting():
     KERNELS += ["hopper.attention", "hopper.linear"]
 CONFIG = ErnieVisionConfig(depth=1, hidden_size=160, num_heads=2, intermediate_size=160, text_hidden_size=64)
