@@ -67,13 +67,6 @@ def test_no_rows_and_no_biases(device: str) -> None:
     assert relative_error(out, mlp_ref(x.double(), fc1_weight.double(), None, fc2_weight.double(), None)) < 1e-6
 
 
-def test_a_gradient_is_refused(device: str) -> None:
-    tensors, _ = inputs(3, torch.float32, device)
-    tensors[3].requires_grad_()
-    with pytest.raises(RuntimeError, match='backend="torch"'):
-        mlp(*tensors)
-
-
 @pytest.mark.gpu
 def test_offsets_past_two_to_the_31() -> None:
     rows, tail = 420_000, 300
@@ -87,11 +80,3 @@ def test_offsets_past_two_to_the_31() -> None:
         mlp_ref(*last, residual=residual[-tail:]),
         mlp_ref(*(tensor.double() for tensor in last), residual=residual[-tail:].double()),
     )
-
-
-@pytest.mark.gpu
-def test_compiles_as_one_graph() -> None:
-    tensors, residual = inputs(70, torch.bfloat16, "cuda")
-    compiled = torch.compile(lambda *args: mlp(*args, residual=residual), fullgraph=True)
-    with torch.no_grad():
-        assert torch.equal(compiled(*tensors), mlp(*tensors, residual=residual))

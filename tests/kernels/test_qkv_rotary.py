@@ -137,13 +137,6 @@ def test_refuses_bad_arguments(change: dict[str, Tensor], error: type[Exception]
         qkv_rotary(**(arguments | change), num_heads=2)
 
 
-def test_refuses_a_call_that_wants_a_gradient() -> None:
-    case = Case(2, torch.float32, "cpu")
-    case.weight.requires_grad_()
-    with pytest.raises(RuntimeError, match='backend="torch"'):
-        case.run()
-
-
 def test_the_reference_is_differentiable() -> None:
     case = Case(2, torch.float64, "cpu", heads=1, head_dim=8, k=3)
     arguments = case.arguments(torch.float64)

@@ -332,12 +332,6 @@ def test_reference_is_differentiable() -> None:
     assert torch.autograd.gradcheck(apply_rotary_ref, (qkv.requires_grad_(), table.double()))
 
 
-def test_refuses_a_call_that_wants_a_gradient() -> None:
-    qkv, table = qkv_and_table(2, torch.float32, "cpu")
-    with pytest.raises(RuntimeError, match='backend="torch"'):
-        apply_rotary(qkv.requires_grad_(), table)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
