@@ -278,7 +278,7 @@ class ErnieVisionEncoder(nn.Module):
     def warm_up(self) -> None:
         """Compile every kernel variant that this encoder can need on its device; no later call compiles one.
 
-        Without it each variant compiles at its first use, which takes seconds. Capturing warms up by itself.
+        Without it each variant compiles at its first use, which takes seconds. Capturing compiles what its graphs need.
         """
         if self.backend == "triton":
             ops, stages = self._operators(), self._current_stages()
