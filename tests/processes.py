@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 import sys
+from pathlib import Path
 
 import torch
 
@@ -12,9 +13,12 @@ from ernie_vit.kernels.dispatch import interpreting, soaked_triton
 if interpreting():
     import interpreter  # noqa: F401  repairs bf16 and indices, in the child too
 
-KERNELS = [f"triton.{name}" for name in ("attention", "layer_norm", "linear", "patch_embed", "rotary", "work_list")]
-if soaked_triton() and not interpreting():
-    KERNELS += ["hopper.attention", "hopper.linear"]
+FOLDERS = ["triton", "hopper"] if soaked_triton() and not interpreting() else ["triton"]
+KERNELS = [
+    f"{folder}.{file.stem}"
+    for folder in FOLDERS
+    for file in (Path(__file__).parents[1] / "kernels" / folder).glob("*.py")
+]
 CONFIG = ErnieVisionConfig(depth=1, hidden_size=160, num_heads=2, intermediate_size=160, text_hidden_size=64)
 GRID = [[1, 2, 4]]
 
