@@ -102,6 +102,11 @@ def _allocating_operators() -> Operators:
     def linear(x: Tensor, weight: Tensor, *_, **__) -> Tensor:
         return torch.empty(len(x), len(weight), dtype=weight.dtype)
 
+    def patch_embed(pixel_values: Tensor, weight: Tensor, **_) -> Tensor:
+        padded = -(-weight.shape[1] // 8) * 8  # numbers of 16 bits, of whose copies every row is aligned
+        copies = (torch.empty(len(matrix), padded, dtype=weight.dtype) for matrix in (pixel_values, weight))
+        return linear(*copies)
+
     def mlp(x: Tensor, fc1_weight: Tensor, _, fc2_weight: Tensor, *__, **___) -> Tensor:
         return linear(linear(x, fc1_weight), fc2_weight)
 
@@ -110,7 +115,7 @@ def _allocating_operators() -> Operators:
 
     return Operators(
         linear=linear,
-        patch_embed=linear,
+        patch_embed=patch_embed,
         mlp=mlp,
         layer_norm=layer_norm,
         rotary_table=lambda *_, num_rows, head_dim, **__: torch.empty(num_rows, 2, head_dim // 2),
