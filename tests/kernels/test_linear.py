@@ -354,12 +354,3 @@ def test_offsets_past_two_to_the_31(kernel: str) -> None:
     out = case.run() if kernel == "hopper" else case.run_tile(TRITON_TILES["sm_90"].at(rows))
     case.check(out, slice(rows - tail, rows))
     assert not out.isnan().any()
-
-
-@pytest.mark.gpu
-def test_runs_on_the_device_of_the_tensors() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    case = Case(65, torch.bfloat16, "cuda:1", "bias residual")
-    assert torch.cuda.current_device() == 0
-    case.check(case.run())
