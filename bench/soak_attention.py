@@ -23,6 +23,7 @@ from ernie_vit.kernels.attention import attention_ref
 from ernie_vit.kernels.hopper.attention import launch_attention
 from ernie_vit.kernels.tiles.attention import HOPPER_TILES, HopperTile
 from ernie_vit.kernels.triton.work_list import make_work_list
+from ernie_vit.machine import why_no_gpu
 
 HEADS, HEAD_DIM = 16, 80
 SPARE_ROWS = 200
@@ -132,7 +133,7 @@ def launch_once(variant: tuple[HopperTile, torch.dtype]) -> None:
 @click.option("--count", default=10_000, show_default=True, help="Launches of each tile, over dtypes and lengths.")
 def main(count: int) -> None:
     started = time.perf_counter()
-    reason = dispatch.why_not_gluon(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
+    reason = why_no_gpu() or dispatch.why_not_gluon(torch.device("cuda", 0), torch.bfloat16)
     if reason is not None:
         raise click.ClickException(f"there is no Gluon kernel to soak: {reason}")
     compile_ahead(launch_once, list(product(HOPPER_TILES, DTYPES)))

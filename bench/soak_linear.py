@@ -23,6 +23,7 @@ from ernie_vit.kernels.linear import linear_ref
 from ernie_vit.kernels.qkv_rotary import natural_order, qkv_rotary_ref
 from ernie_vit.kernels.tiles.linear import HOPPER_DEFAULT, HOPPER_TILES, HopperTile
 from ernie_vit.kernels.triton.grid import multiprocessors
+from ernie_vit.machine import why_no_gpu
 
 PAIRS = 10  # a graph
 POISON = -777.0
@@ -140,8 +141,8 @@ def launch_once(case: Case) -> None:
 @click.option("--launches", default=10_000, show_default=True, help="Of each tile and weight.")
 @click.option("--seed", default=0, show_default=True)
 def main(launches: int, seed: int) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    reason = why_not_gluon(device, torch.bfloat16)
+    device = torch.device("cuda", 0)
+    reason = why_no_gpu() or why_not_gluon(device, torch.bfloat16)
     if reason is not None:
         raise click.ClickException(reason)
     cases = shipped_cases()

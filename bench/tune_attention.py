@@ -35,6 +35,7 @@ from ernie_vit.kernels.tiles.attention import (
     attention_tile,
 )
 from ernie_vit.kernels.triton.work_list import make_work_list
+from ernie_vit.machine import why_no_gpu
 
 HEADS, HEAD_DIM = 16, 80
 INPUTS = 3  # rotated
@@ -212,6 +213,9 @@ def line(name: object, cells: Sequence[float | str], marked: int | None = None) 
 @click.option("--plain", is_flag=True, help="Plain Triton's tiles, also where Gluon serves the GPU.")
 @click.option("--errors", "only_errors", is_flag=True, help="Errors alone.")
 def main(dtype: str, plain: bool, only_errors: bool) -> None:
+    reason = why_no_gpu()
+    if reason is not None:
+        raise click.ClickException(reason)
     started = time.perf_counter()
     element = getattr(torch, dtype)
     if only_errors:

@@ -29,6 +29,7 @@ from ernie_vit.kernels.dispatch import triton_version, why_not_hopper
 from ernie_vit.kernels.tiles import linear as tiles
 from ernie_vit.kernels.tiles.linear import HOPPER_TILES, HopperTile, Order, Regimes
 from ernie_vit.kernels.triton.grid import multiprocessors
+from ernie_vit.machine import why_no_gpu
 from ernie_vit.model.config import ErnieVisionConfig
 from ernie_vit.model.metadata import plan_sequences, unpack_metadata
 from ernie_vit.model.operators import choose_operators
@@ -258,8 +259,8 @@ def as_row(tile: HopperTile) -> str:
 @click.option("--rounds", default=3)
 @torch.no_grad()
 def main(names: Sequence[Name], sizes: Sequence[int], seconds: float, rounds: int) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    reason = why_not_hopper(device, torch.bfloat16)
+    device = torch.device("cuda", 0)
+    reason = why_no_gpu() or why_not_hopper(device, torch.bfloat16)
     if reason is not None:
         raise click.ClickException(reason)
     started = time.perf_counter()
