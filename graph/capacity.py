@@ -92,8 +92,8 @@ def graph_bytes(
     A block of the largest graph holds at once its input, the attention's result, a normed copy and fc1's and fc2's
     output (or, before, a normed copy, the fused projection, the heads' result and the attention's result). The segments
     of the projection and of fc1's output cannot serve each other, so the pool has both. Smaller graphs find room in it,
-    and so does a captured ``resampler``, which holds four times its input at most when the tower's blocks hold nothing;
-    its tokens have a buffer of their own.
+    and so do the patch embedding's copies, before the first block, and a captured ``resampler``, which holds four times
+    its input at most when the tower's blocks hold nothing; its tokens have a buffer of their own.
     """
     largest, item = max(capacity.rows for capacity in capacities), dtype.itemsize
     row = config.hidden_size * item
