@@ -182,7 +182,8 @@ def large_blocks_are_split() -> Iterator[None]:
     vLLM profiles under ``max_split_size_mb:20``, so that blocks above stay releasable. The graphs' memory is never
     released, and the smaller graphs live in the blocks of the largest: unsplit they took twice as much.
     """
-    settings = getattr(torch._C, "_accelerator_getAllocatorSettings", str)()
+    get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # older PyTorch has none: left as it is
+    settings = get_settings() if get_settings is not None else ""
     if "max_split_size_mb" not in settings:
         yield
         return

@@ -8,6 +8,7 @@ from torch import Tensor
 from ernie_vit.kernels.triton.grid import persistent_programs
 from ernie_vit.kernels.triton.launch import Launcher, row_alignment
 
+# Neither was tuned: with the linear behind it, a call of 1,296 rows takes 11 us on an H200.
 BLOCK_ROWS = 4
 PROGRAMS_PER_MULTIPROCESSOR = 16
 
@@ -25,6 +26,7 @@ def _copy(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
+    """A block of rows, cast, with zeros from column K on."""
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :]
     live = row < rows

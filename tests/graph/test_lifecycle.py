@@ -137,3 +137,18 @@ def test_threads_take_turns(encoder, capture):
         thread.join()
     assert wrong == []
     assert encoder.graph_stats().hits == 20
+
+
+def test_captured_tokens_lie_in_one_buffer_outside_of_the_graphs_pool(encoder):
+    """Kept in the pool, each graph's would be one more tensor of which the smaller graphs cannot use the room."""
+    outputs = []
+
+    def record(forward):
+        outputs.append(forward())
+        return EagerRecorder()(forward)
+
+    parts = encoder.vision_tower, encoder.resampler_model
+    GraphRunner(*parts, device_operators(), CAPACITIES, record=record, capture_resampler=True)
+    tokens = [captured for _, captured in outputs]
+    assert [len(captured) for captured in tokens] == [capacity.rows // 4 for capacity in reversed(CAPACITIES)]
+    assert len({captured.untyped_storage().data_ptr() for captured in tokens}) == 1

@@ -1,5 +1,8 @@
 """The patch embedding against float64: the cast, the ragged 588 columns, pixel rows at any address."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from accuracy import assert_within_budget, relative_error
@@ -7,6 +10,7 @@ from torch import Tensor
 
 from ernie_vit.kernels.compilation import compilations
 from ernie_vit.kernels.patch_embed import patch_embed, patch_embed_ref
+from ernie_vit.kernels.tiles.linear import HopperTile, hopper_regimes
 
 PIXELS, WIDTH = 588, 160
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -77,6 +81,24 @@ def test_a_weight_changed_in_place_takes_effect(device: str) -> None:
     doubled = 2 * patch_embed(pixels, weight)
     weight *= 2
     assert torch.equal(patch_embed(pixels, weight), doubled)
+
+
+def test_the_weight_is_not_fetched_before_its_copy_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear that starts early fetches weights while the kernel before still runs: here that kernel writes them."""
+    tiles: list[HopperTile] = []
+    launcher = SimpleNamespace(launch_linear=lambda *_, tile, **__: tiles.append(tile))
+    copies = SimpleNamespace(aligned_copies=lambda pixels, weight, _: (pixels, weight))
+    monkeypatch.setitem(sys.modules, "ernie_vit.kernels.hopper.linear", launcher)
+    monkeypatch.setitem(sys.modules, "ernie_vit.kernels.triton.patch_embed", copies)
+    for module in ("linear", "patch_embed"):
+        monkeypatch.setattr(f"ernie_vit.kernels.{module}.require_triton", lambda *_: None)
+    monkeypatch.setattr("ernie_vit.kernels.patch_embed.runs_on_hopper", lambda *_: True)
+    regimes = hopper_regimes(WIDTH, PIXELS)
+    for rows in (*regimes.bounds, regimes.bounds[-1] + 1):
+        patch_embed(*inputs(rows, torch.bfloat16, torch.bfloat16, "cpu"))
+    assert len(tiles) == len(regimes.tiles)
+    assert any(tile.pdl for tile in regimes.tiles)
+    assert not any(tile.pdl or tile.group_rows == 0 for tile in tiles)
 
 
 @pytest.mark.parametrize("pixel_dtype", DTYPES, ids=str)
