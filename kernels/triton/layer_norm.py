@@ -18,6 +18,41 @@ from ernie_vit.kernels.triton.launch import Launcher
 PROGRAMS_PER_MULTIPROCESSOR = 32
 
 
+@triton.jit
+def _load_row(row_ptr, WIDTH: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, VOLATILE: tl.constexpr = False):
+    """Both blocks of a row, zeros past its end; volatile: where it stands, not behind the branch that uses it."""
+    tail = MAIN + tl.arange(0, TAIL)
+    main_part = tl.load(row_ptr + tl.arange(0, MAIN), volatile=VOLATILE)
+    return main_part, tl.load(row_ptr + tail, mask=tail < WIDTH, other=0.0, volatile=VOLATILE)
+
+
+@triton.jit
+def _store_norm(
+    out_row, x_main, x_tail, weight_main, weight_tail, bias_main, bias_tail, eps,
+    WIDTH: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """The norm of a loaded row. All loads stand before the stores, past which the compiler could move none."""
+    tail = MAIN + tl.arange(0, TAIL)
+    mask_tail = tail < WIDTH
+    x_main = x_main.to(tl.float32)
+    x_tail = x_tail.to(tl.float32)
+    if HAS_BIAS:
+        mean = (tl.sum(x_main, axis=0) + tl.sum(x_tail, axis=0)) / WIDTH
+        x_main -= mean
+        x_tail = tl.where(mask_tail, x_tail - mean, 0.0)  # padded columns count neither here nor in the mean
+    variance = (tl.sum(x_main * x_main, axis=0) + tl.sum(x_tail * x_tail, axis=0)) / WIDTH
+    scale = tl.rsqrt(variance + eps)
+    x_main *= scale
+    x_tail *= scale
+    x_main *= weight_main.to(tl.float32)
+    x_tail *= weight_tail.to(tl.float32)
+    if HAS_BIAS:
+        x_main += bias_main.to(tl.float32)
+        x_tail += bias_tail.to(tl.float32)
+    tl.store(out_row + tl.arange(0, MAIN), x_main.to(out_row.dtype.element_ty))
+    tl.store(out_row + tail, x_tail.to(out_row.dtype.element_ty), mask=mask_tail)
+
+
 @triton.jit(
     do_not_specialize=["x_row_units", "rows"],
     do_not_specialize_on_alignment=["num_rows_ptr", "index_ptr"],
@@ -36,41 +71,39 @@ def _layer_norm_kernel(
     UNIT: tl.constexpr,  # a factor of the row stride, stated so that loads of this many elements are aligned
     MAIN: tl.constexpr,  # columns of the first block, a power of two
     TAIL: tl.constexpr,  # columns of the second block, which holds the rest: 1280 = 1024 + 256 leaves no lane idle
-    EARLY: tl.constexpr,  # launched before the kernel before has ended
+    EARLY: tl.constexpr,  # launched before the kernel before has ended, a program a row; without an index
 ):
+    HAS_BIAS: tl.constexpr = bias_ptr is not None
+    bias_or_weight_ptr = bias_ptr if HAS_BIAS else weight_ptr
     if EARLY:
         gdc_launch_dependents()
+        # While the kernel before ends: no kernel of ours writes them, and they come from memory, not from a cache.
+        weight_main, weight_tail = _load_row(weight_ptr, WIDTH, MAIN, TAIL)
+        bias_main, bias_tail = _load_row(bias_or_weight_ptr, WIDTH, MAIN, TAIL)
         gdc_wait()
-    live = rows if num_rows_ptr is None else tl.minimum(tl.load(num_rows_ptr), rows)
-
-    main = tl.arange(0, MAIN)
-    tail = MAIN + tl.arange(0, TAIL)
-    mask_tail = tail < WIDTH
-    for row in range(tl.program_id(0), live, tl.num_programs(0)):
-        source = row if index_ptr is None else tl.load(index_ptr + row)
-        x_row = x_ptr + tl.cast(source, tl.int64) * x_row_units * UNIT
-        out_row = out_ptr + tl.cast(row, tl.int64) * WIDTH
-        x_main = tl.load(x_row + main).to(tl.float32)
-        x_tail = tl.load(x_row + tail, mask=mask_tail, other=0.0).to(tl.float32)
-
-        if bias_ptr is not None:
-            mean = (tl.sum(x_main, axis=0) + tl.sum(x_tail, axis=0)) / WIDTH
-            x_main -= mean
-            x_tail = tl.where(mask_tail, x_tail - mean, 0.0)  # padded columns count neither here nor in the mean
-        variance = (tl.sum(x_main * x_main, axis=0) + tl.sum(x_tail * x_tail, axis=0)) / WIDTH
-        scale = tl.rsqrt(variance + eps)
-
-        # Weight and bias come again for each row, from L1: kept in registers over the loop they spill.
-        x_main *= scale
-        x_main *= tl.load(weight_ptr + main).to(tl.float32)
-        if bias_ptr is not None:
-            x_main += tl.load(bias_ptr + main).to(tl.float32)
-        tl.store(out_row + main, x_main.to(out_ptr.dtype.element_ty))
-        x_tail *= scale
-        x_tail *= tl.load(weight_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
-        if bias_ptr is not None:
-            x_tail += tl.load(bias_ptr + tail, mask=mask_tail, other=0.0).to(tl.float32)
-        tl.store(out_row + tail, x_tail.to(out_ptr.dtype.element_ty), mask=mask_tail)
+        row = tl.program_id(0)
+        live = rows if num_rows_ptr is None else tl.minimum(tl.load(num_rows_ptr), rows)
+        x_row = x_ptr + tl.cast(row, tl.int64) * x_row_units * UNIT
+        x_main, x_tail = _load_row(x_row, WIDTH, MAIN, TAIL, VOLATILE=True)  # beside the count, whether live or not
+        if row < live:
+            out_row = out_ptr + tl.cast(row, tl.int64) * WIDTH
+            _store_norm(
+                out_row, x_main, x_tail, weight_main, weight_tail, bias_main, bias_tail,
+                eps, WIDTH, MAIN, TAIL, HAS_BIAS,
+            )  # fmt: skip
+    else:
+        live = rows if num_rows_ptr is None else tl.minimum(tl.load(num_rows_ptr), rows)
+        for row in range(tl.program_id(0), live, tl.num_programs(0)):
+            source = row if index_ptr is None else tl.load(index_ptr + row)
+            x_main, x_tail = _load_row(x_ptr + tl.cast(source, tl.int64) * x_row_units * UNIT, WIDTH, MAIN, TAIL)
+            # again for each row, from L1: kept in registers over the loop they spill
+            weight_main, weight_tail = _load_row(weight_ptr, WIDTH, MAIN, TAIL)
+            bias_main, bias_tail = _load_row(bias_or_weight_ptr, WIDTH, MAIN, TAIL)
+            out_row = out_ptr + tl.cast(row, tl.int64) * WIDTH
+            _store_norm(
+                out_row, x_main, x_tail, weight_main, weight_tail, bias_main, bias_tail,
+                eps, WIDTH, MAIN, TAIL, HAS_BIAS,
+            )  # fmt: skip
 
 
 _launch = Launcher(_layer_norm_kernel)
@@ -105,9 +138,10 @@ def launch(
     rows, width = out.shape
     unit = math.gcd(x.stride(0), 16)
     main, tail = blocks(width)
-    early = small_kernel_launches_early(x.device, rows)
+    early = index is None and small_kernel_launches_early(x.device, rows)  # an index may name any row where it is dead
+    programs = persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR)
     _launch(
-        persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR),
+        rows if early else programs,
         x.device,
         (x, weight, bias, out, num_rows, index, x.stride(0) // unit, rows, eps),
         (width, unit, main, tail, early),

@@ -92,7 +92,7 @@ def test_constant_row_gives_the_bias(device: str) -> None:
 
 
 @pytest.mark.parametrize("live", [0, 1, 5, 8, 13])
-def test_rows_past_the_live_ones_are_neither_read_nor_written(device: str, live: int) -> None:
+def test_rows_past_the_live_ones_do_not_count_and_are_not_written(device: str, live: int) -> None:
     x, weight, bias = inputs(13, TOWER, torch.bfloat16, device)
     alone = layer_norm(x[:live].clone(), weight, bias, eps=1e-6)
     x[live:] = float("nan")
