@@ -3,7 +3,8 @@
 One program works on 64 * WARPGROUPS query rows of one (sequence, head): a producer warp moves Q and a ring of K
 and V blocks with TMA; consumer warpgroups of 64 rows each run O += P V, S = Q K^T and the online softmax one
 after the other, while the other warpgroups keep the tensor cores busy. Three of 160 registers that wait in turn
-are faster than two of 240 (H200: 2,515 against 2,833 us at 16,384 rows), where both fill the multiprocessors.
+are faster than two of 240 (H200: 2,515 against 2,833 us at 16,384 rows), where both fill the multiprocessors. One
+or two have both products in flight at once; three wait in between.
 
 Key blocks: the first one read is the sequence's last KEYS keys, with those masked that a later block brings
 again; the others follow from the first key on. So a sequence of KEYS rows or more reads no foreign key; in a
@@ -166,14 +167,15 @@ def attend(
             mbarrier.wait(shared.turn.index(W), ((slot - first_slot + turns) & 1) ^ (1 if W == 0 else 0))
         out_main = warpgroup_mma(unpack(packed, OUT_MAIN, DTYPE), shared.v_main.index(stage), out_main, is_async=True)
         out_tail = warpgroup_mma(unpack(packed, OUT_TAIL, DTYPE), shared.v_tail.index(stage), out_tail, is_async=True)
-        out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(out_main, out_tail, packed))
+        if WARPGROUPS == 3:  # has 128 registers at entry, to which wgmma is held: too few for both products at once
+            out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(out_main, out_tail, packed))
         s = warpgroup_mma(
             shared.q_main.index(W), shared.k_main.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True
         )
         s = warpgroup_mma(shared.q_tail.index(W), shared.k_tail.index(stage).permute((1, 0)), s, is_async=True)
         if WARPGROUPS > 1:
             mbarrier.arrive(shared.turn.index((W + 1) % WARPGROUPS), count=1)
-        s = warpgroup_mma_wait(0, deps=(s,))
+        s, out_main, out_tail, packed = warpgroup_mma_wait(0, deps=(s, out_main, out_tail, packed))
         mbarrier.arrive(shared.empty.index(stage), count=1)
         new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
         decay = gl.exp2(row_max - new_max)
