@@ -141,6 +141,18 @@ def test_a_row_has_the_same_bits_whatever_surrounds_it(device: str) -> None:
     assert torch.equal(layer_norm(x.flip(0), weight, bias, eps=1e-6).flip(0), out)
 
 
+@pytest.mark.gpu
+def test_a_row_has_the_same_bits_started_early_or_not() -> None:
+    rows = dispatch.EARLY_ROWS + 1
+    x, weight, bias = inputs(rows, TOWER, torch.bfloat16, "cuda")
+    late = layer_norm(x, weight, bias, eps=1e-6)
+    early = layer_norm(x[: rows - 1], weight, bias, eps=1e-6)
+    # behind a kernel that still writes its input
+    chained = layer_norm(x[: rows - 1] * 1, weight, bias, eps=1e-6)
+    assert torch.equal(early, late[: rows - 1])
+    assert torch.equal(chained, early)
+
+
 @pytest.mark.parametrize("live", [0, 1, 7, 11])
 def test_rows_that_an_index_names(device: str, live: int) -> None:
     x, weight, bias = inputs(5, TOWER, torch.bfloat16, device)
