@@ -1,21 +1,26 @@
 """The whole tower at full size with random weights, in a graph of exactly the input's size.
 
 The eager pieces are what a graph of plain PyTorch can hold: cuBLAS, F.layer_norm, elementwise kernels, and
-FlashAttention-3 where it is there, else PyTorch's varlen attention.
+FlashAttention-3 where it is there, else PyTorch's varlen attention. vLLM's tower is its own class and no more, without
+the sizes of its graphs and without its resampler: cuBLAS, its rotary kernel, its FlashAttention-3.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from bench.attention_peers import Adapter, Sequences
+from bench.encoders.vllm import fixed_sizes, open_tower
+from bench.findings import Findings
 from bench.ideal import attention_flops, linear_flops
-from bench.measure import Case, Inputs, Provider, Reference, Work
+from bench.measure import Case, Inputs, Provider, Reference, Work, attempt
 from bench.sizes import DEPTH, DEVICE, DTYPE, FRAMES, HIDDEN, INTERMEDIATE, PIXELS, drawn
 from ernie_vit import ErnieVisionConfig, prepare_encoder_metadata
 from ernie_vit.model.operators import Operators, choose_operators
@@ -23,6 +28,7 @@ from ernie_vit.model.tower import VisionTower
 
 SHAPES = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))  # of a block
 ATTENTION = ("FlashAttention-3", "FlashAttention-2")  # the first that is there
+VLLM = "vLLM's tower"
 
 
 @cache
@@ -56,11 +62,26 @@ def work(sequences: Sequences) -> Work:
     return Work(flops, 2 * weights, linear_flops(rows, HIDDEN, PIXELS) + DEPTH * block)
 
 
+@pytest.fixture(scope="module")
+def vllm_tower(findings: Findings) -> Iterator[Any]:
+    """vLLM's tower with the weights of ours; None, and noted as missing, where it cannot be had."""
+    why_not: dict[str, str] = {}
+    with ExitStack() as stack:
+        opened = open_tower(vision_tower(DTYPE))
+        tower = None if findings.only_compile else attempt(VLLM, why_not, stack.enter_context, opened)
+        for name, reason in why_not.items():
+            findings.miss(name, reason)
+        yield tower
+
+
 @pytest.mark.parametrize("rows", FRAMES)
-def test_tower(rows: int, attention_peers: Mapping[str, Adapter], run_case: Callable[[Case], None]) -> None:
+def test_tower(
+    rows: int, attention_peers: Mapping[str, Adapter], vllm_tower: Any, run_case: Callable[[Case], None]
+) -> None:
     frames = FRAMES[rows]
     sequences = Sequences(tuple(height * width for height, width in frames))
-    metadata = prepare_encoder_metadata([(1, height, width) for height, width in frames], device=DEVICE)
+    sizes = [(1, height, width) for height, width in frames]
+    metadata = prepare_encoder_metadata(sizes, device=DEVICE)
 
     def inputs(seed: int) -> Inputs:
         return {"pixel_values": torch.randn(rows, PIXELS, **drawn(seed)), "metadata": metadata}
@@ -73,5 +94,8 @@ def test_tower(rows: int, attention_peers: Mapping[str, Adapter], run_case: Call
     if library:
         pieces = eager_pieces(attention_peers[library], sequences)
         providers[f"eager pieces, {library}"] = Provider(lambda i: tower(i, pieces), reference)
+    if vllm_tower is not None:
+        vllm = fixed_sizes(vllm_tower, sizes)
+        providers[VLLM] = Provider(lambda i: vllm(i["pixel_values"]), reference)
     name = f"{len(frames)} image{'s' * (len(frames) > 1)}"
     run_case(Case("tower", name, rows, inputs, providers, work(sequences)))

@@ -1,4 +1,4 @@
-"""vLLM's own ERNIE-4.5-VL vision tower and resampler: eager, and through its CUDA-graph manager.
+"""vLLM's own ERNIE-4.5-VL vision tower and resampler: eager, through its CUDA-graph manager, and the tower alone.
 
 The real classes of vLLM 0.33 without the language model around them, in the caller's process.
 """
@@ -7,9 +7,9 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from bench.plan import Sizes, pixels
 from bench.records import Capture
 from ernie_vit import ErnieVisionConfig, ErnieVisionEncoder
 from ernie_vit.graph.capacity import MIB
+from ernie_vit.model.tower import VisionTower
 from ernie_vit.model.weights import canonical_name
 
 LIBRARY = "vLLM"
@@ -80,6 +81,36 @@ def open_graphs(
 
 
 @contextmanager
+def open_tower(weights: VisionTower) -> Iterator[Any]:
+    """vLLM's vision tower by itself, with the parameters of ``weights`` themselves.
+
+    Raises:
+        ImportError: vLLM is not installed.
+    """
+    with vllm_world():
+        yield build_tower(weights)
+
+
+def fixed_sizes(tower: Any, sizes: Sizes) -> Callable[[Tensor], Tensor]:
+    """vLLM's tower for pixel rows of these sizes alone, ``[rows, patch_width]`` to ``[rows, hidden_size]``.
+
+    Its first call makes on the host what follows from the sizes, as vLLM's graph manager does before a replay: rotary
+    angles, offsets, and the longest sequence in a tensor of the CPU. The later ones can be captured.
+    """
+
+    @cache
+    def metadata() -> dict[str, Tensor]:
+        prepared: dict[str, Tensor] = tower.prepare_encoder_metadata([list(size) for size in sizes])
+        return prepared
+
+    def run(pixel_values: Tensor) -> Tensor:
+        out: Tensor = tower(pixel_values, encoder_metadata=metadata())
+        return out
+
+    return run
+
+
+@contextmanager
 def vllm_world() -> Iterator[Any]:
     """A process group of one and a current ``VllmConfig``, which vLLM's layers want while they are built and run.
 
@@ -105,43 +136,75 @@ def vllm_world() -> Iterator[Any]:
 
 def build_model(weights: ErnieVisionEncoder) -> Any:
     """The class that vLLM's graph manager drives, with nothing but its vision parts, which share ``weights``."""
-    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.models import ernie45_vl
 
     config = original_config(weights.config)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(weights.dtype)
-    try:
-        with weights.device:
-            tower = ernie45_vl.Ernie4_5_VisionTransformer(
-                config.vision_config, norm_eps=weights.config.norm_eps, prefix="vision_model"
-            )
-            resampler = ernie45_vl.VariableResolutionResamplerModel(
-                config.pixel_hidden_size,
-                config.hidden_size,
-                config.spatial_conv_size,
-                config.temporal_conv_size,
-                config=config,
-                prefix="resampler_model",
-            )
-    finally:
-        torch.set_default_dtype(default)
     cls = ernie45_vl.Ernie4_5_VLMoeForConditionalGeneration
     model: Any = cls.__new__(cls)
     nn.Module.__init__(model)
-    model.config, model.vision_model, model.resampler_model = config, tower, resampler
+    model.config = config
+    with made_like(weights.vision_tower):
+        model.vision_model = make_tower(weights.config)
+        model.resampler_model = ernie45_vl.VariableResolutionResamplerModel(
+            config.pixel_hidden_size,
+            config.hidden_size,
+            config.spatial_conv_size,
+            config.temporal_conv_size,
+            config=config,
+            prefix="resampler_model",
+        )
+    return share(weights, model, spelling=canonical_name)
+
+
+def build_tower(weights: VisionTower) -> Any:
+    """Its vision tower alone, which shares ``weights``."""
+    with made_like(weights):
+        tower = make_tower(weights.config)
+    return share(weights, tower)
+
+
+def make_tower(config: ErnieVisionConfig) -> Any:
+    from vllm.model_executor.models.ernie45_vl import Ernie4_5_VisionTransformer
+
+    vision = original_config(config).vision_config
+    return Ernie4_5_VisionTransformer(vision, norm_eps=config.norm_eps, prefix="vision_model")
+
+
+@contextmanager
+def made_like(weights: VisionTower) -> Iterator[None]:
+    """New parameters have the dtype and the device of these: vLLM's classes ask PyTorch for both."""
+    like, default = weights.patch_embed.proj.weight, torch.get_default_dtype()
+    torch.set_default_dtype(like.dtype)
+    try:
+        with like.device:
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def share(weights: nn.Module, made: Any, *, spelling: Callable[[str], str] = str) -> Any:
+    """``made``, of vLLM, with the parameters of ``weights`` themselves and ready to run.
+
+    Args:
+        spelling: our name of a parameter of ``made``.
+
+    Raises:
+        ValueError: the two do not have the same parameters.
+    """
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
     state = weights.state_dict()
-    for name, parameter in model.named_parameters():
-        ours = state.pop(canonical_name(name))
+    for name, parameter in made.named_parameters():
+        ours = state.pop(spelling(name))
         if ours.shape != parameter.shape:
             raise ValueError(f"{name}: expected shape {list(ours.shape)}, got {list(parameter.shape)}")
         parameter.data = ours
     if state:
         raise ValueError(f"vLLM's model: expected a parameter for each of ours, got none for {sorted(state)}")
-    for module in model.modules():  # the model loader's step after loading
+    for module in made.modules():  # the model loader's step after loading
         if isinstance(getattr(module, "quant_method", None), QuantizeMethodBase):
             module.quant_method.process_weights_after_loading(module)
-    return model.eval().requires_grad_(False)
+    return made.eval().requires_grad_(False)
 
 
 def original_config(config: ErnieVisionConfig) -> Any:
@@ -154,7 +217,7 @@ def original_config(config: ErnieVisionConfig) -> Any:
         embed_dim=config.hidden_size,
         depth=config.depth,
         num_heads=config.num_heads,
-        mlp_ratio=config.intermediate_size // config.hidden_size,
+        mlp_ratio=config.intermediate_size / config.hidden_size,
     )
     return SimpleNamespace(
         vision_config=vision,
