@@ -35,7 +35,8 @@ test-gluon-triton: build/triton-$(GLUON_TRITON) ## compile the Gluon kernels wit
 	PYTHONPATH=build/triton-$(GLUON_TRITON) $(PYTEST) -m gluon
 
 test-vllm: build/vllm/.ready build/vllm-$(EARLIER_VLLM) ## run the plugin's tests inside two releases of vLLM, on the CPU
-	$(VLLM_PYTEST) tests/bench/test_vllm_tower.py
+	$(VLLM_PYTEST)
+	build/vllm/bin/pytest tests/bench/test_vllm_tower.py
 	TRITON_INTERPRET=1 $(VLLM_PYTEST) -m interpreter
 	PYTHONPATH=build/vllm-$(EARLIER_VLLM) $(VLLM_PYTEST)
 
