@@ -1,6 +1,7 @@
 """vLLM's tower as a peer of ours: with a stand-in of its interface, and the real one where vLLM is installed.
 
-build/vllm/bin/python -m pytest tests/bench/test_vllm_tower.py
+The real one opens and closes vLLM's groups of processes, which the tests of tests/vllm_plugin keep open: not in one
+process with them.
 """
 
 from collections.abc import Iterator, Mapping
