@@ -182,8 +182,7 @@ def large_blocks_are_split() -> Iterator[None]:
     vLLM profiles under ``max_split_size_mb:20``, so that blocks above stay releasable. The graphs' memory is never
     released, and the smaller graphs live in the blocks of the largest: unsplit they took twice as much.
     """
-    get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # older PyTorch has none: left as it is
-    settings = get_settings() if get_settings is not None else ""
+    settings = _allocator_settings()
     if "max_split_size_mb" not in settings:
         yield
         return
@@ -192,6 +191,16 @@ def large_blocks_are_split() -> Iterator[None]:
         yield
     finally:
         torch._C._accelerator_setAllocatorSettings(settings)
+
+
+def _allocator_settings() -> str:
+    get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if get_settings is not None:
+        return str(get_settings())
+    if not torch.cuda.is_available():
+        return ""
+    # PyTorch before 2.13: where vLLM finds them too
+    return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
 
 
 def is_data_parallel(vllm_config: Any) -> bool:

@@ -249,13 +249,21 @@ def test_which_graphs_are_captured(
     assert warm == ([] if graphs.startswith("none") else [4 * captured[0] if captured else 4 * 2048])
 
 
-def test_graphs_are_captured_outside_of_vllms_split_limit(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("getter", [True, False], ids=["", "PyTorch without a getter"])
+def test_graphs_are_captured_outside_of_vllms_split_limit(
+    bare: Any, monkeypatch: pytest.MonkeyPatch, getter: bool
+) -> None:
     settings, set_settings = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
     before, limited = settings(), "expandable_segments:False,max_split_size_mb:20"
     seen = []
     monkeypatch.setattr(SharedTower, "capture", lambda *_, **__: seen.append(settings()))
     bare.attach(engine_config(), backend="torch")
     set_settings(limited)  # as its profiling does
+    if not getter:
+        monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        snapshot = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": limited}}
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
     try:
         embed(bare, IMAGES)
         seen.append(settings())
