@@ -197,9 +197,9 @@ def _allocator_settings() -> str:
     get_settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if get_settings is not None:
         return str(get_settings())
-    if not torch.cuda.is_available():
+    # PyTorch before 2.13 has them in a snapshot, which other allocators than its own cannot take
+    if not torch.cuda.is_available() or torch.cuda.memory.get_allocator_backend() != "native":
         return ""
-    # PyTorch before 2.13: where vLLM finds them too
     return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
 
 

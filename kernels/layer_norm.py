@@ -28,11 +28,12 @@ def layer_norm(
 
     Args:
         x: ``[rows, width]``, bf16, fp16 or fp32; the stride between rows is free.
-        weight: ``[width]``, dtype of ``x``.
+        weight: ``[width]``, dtype of ``x``. Not what one of our kernels has just computed: weight and bias may be
+            fetched while the kernels before still run.
         bias: ``[width]``, dtype of ``x``.
         eps: added to the variance; it belongs to the config of each norm (1e-6 and 1e-5 are both in use).
-        num_rows: int32 ``[1]``, how many rows of the result are live; None: all. Those past it are not read and not
-            written.
+        num_rows: int32 ``[1]``, how many rows of the result are live; None: all. Those past it do not count, whatever
+            ``x`` holds there, and are not written.
         index: int32 ``[rows of the result]``, for each the row of ``x`` that it is the norm of, each below the rows of
             ``x`` (not checked: it is data); those past the live ones are not read. None: the same row.
 

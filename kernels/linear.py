@@ -29,7 +29,8 @@ def linear(
 
     Args:
         x: ``[rows, K]``, bf16, fp16 or fp32; the stride between rows is free.
-        weight: ``[N, K]``, dtype of ``x``; the stride between rows is free.
+        weight: ``[N, K]``, dtype of ``x``; the stride between rows is free. Not what one of our kernels has just
+            computed: it may be fetched while the kernels before still run.
         bias: ``[N]``, dtype of ``x``, or None.
         activation: ``"quick_gelu"`` (``x * sigmoid(1.702 x)``), ``"gelu"`` (exact, by the error function) or None.
         residual: ``[rows, N]``, dtype of ``x``, added last; the stride between rows is free.

@@ -139,9 +139,11 @@ def launch(
     unit = math.gcd(x.stride(0), 16)
     main, tail = blocks(width)
     early = index is None and small_kernel_launches_early(x.device, rows)  # an index may name any row where it is dead
-    programs = persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR)
+    programs = rows
+    if not early:
+        programs = persistent_programs(rows, x.device, per_multiprocessor=PROGRAMS_PER_MULTIPROCESSOR)
     _launch(
-        rows if early else programs,
+        programs,
         x.device,
         (x, weight, bias, out, num_rows, index, x.stride(0) // unit, rows, eps),
         (width, unit, main, tail, early),

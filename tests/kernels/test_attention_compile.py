@@ -73,6 +73,8 @@ def test_hopper_tile(tile: HopperTile, dtype: torch.dtype):
     assert not result.serialized_wgmma
     # a warpgroup's products with K = 16: one block of scores before the loop, one in it, V in the loop and after it
     assert result.wgmma == tile.warpgroups * (2 * 80 // 16 + 2 * 2 * 128 // 16)
+    # and its waits: for the first scores, in the loop, for the last values; three have a second one in the loop
+    assert result.assembly.count("WARPGROUP.DEPBAR") == tile.warpgroups * (4 if tile.warpgroups == 3 else 3)
     assert result.tma == 2 * tile.warpgroups + 10
     # Q full and empty, two slots of the ring, a turn for each warpgroup: the compiler gives away what is not used
     turns = tile.warpgroups if tile.warpgroups > 1 else 0

@@ -16,7 +16,7 @@ from ernie_vit import vllm_plugin
 from ernie_vit.graph.capacity import Capacity
 from ernie_vit.graph.runner import GraphRunner
 from ernie_vit.shared_tower import SharedTower
-from ernie_vit.vllm_tower import UNLIMITED_MB
+from ernie_vit.vllm_tower import UNLIMITED_MB, large_blocks_are_split
 
 IMAGES = [[1, 4, 4], [1, 6, 8], [1, 2, 2]]
 VIDEOS = [[4, 4, 4], [2, 6, 4]]
@@ -262,6 +262,7 @@ def test_graphs_are_captured_outside_of_vllms_split_limit(
     if not getter:
         monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
         snapshot = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": limited}}
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
     try:
@@ -270,6 +271,15 @@ def test_graphs_are_captured_outside_of_vllms_split_limit(
     finally:
         set_settings(before)
     assert seen == [f"{limited},max_split_size_mb:{UNLIMITED_MB}", limited]
+
+
+def test_another_allocator_without_a_getter_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: pytest.fail("it has none"))
+    with large_blocks_are_split():
+        pass
 
 
 def test_a_later_pipeline_stage_captures_nothing(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
