@@ -64,11 +64,12 @@ def work(sequences: Sequences) -> Work:
 
 @pytest.fixture(scope="module")
 def vllm_tower(findings: Findings) -> Iterator[Any]:
-    """vLLM's tower with the weights of ours; None, and noted as missing, where it cannot be had."""
+    """vLLM's tower with the weights of ours; None in a quick run, and noted as missing where it cannot be had."""
     why_not: dict[str, str] = {}
     with ExitStack() as stack:
         opened = open_tower(vision_tower(DTYPE))
-        tower = None if findings.only_compile else attempt(VLLM, why_not, stack.enter_context, opened)
+        wanted = not (findings.quick or findings.only_compile)
+        tower = attempt(VLLM, why_not, stack.enter_context, opened) if wanted else None
         for name, reason in why_not.items():
             findings.miss(name, reason)
         yield tower

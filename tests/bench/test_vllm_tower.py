@@ -131,14 +131,20 @@ def test_what_keeps_it_away_is_noted_and_no_more(when: str, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("small")
-def test_it_is_not_opened_where_kernels_are_only_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_opened_neither_in_a_quick_run_nor_where_kernels_are_only_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @contextmanager
     def opened(_: VisionTower) -> Iterator[str]:
         yield "opened"
 
     monkeypatch.setattr(bench_tower, "open_tower", opened)
-    with tower_of(Findings(only_compile=True)) as nothing, tower_of(Findings()) as tower:
-        assert (nothing, tower) == (None, "opened")
+    with tower_of(Findings()) as tower:
+        assert tower == "opened"
+    for findings in (Findings(only_compile=True), Findings(quick=True)):
+        with tower_of(findings) as tower:
+            assert tower is None
+        assert findings.missing == []
 
 
 @needs_vllm
