@@ -6,8 +6,8 @@ process of its own, since it replaces the kernels by their references.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import pytest
@@ -32,7 +32,6 @@ from bench.attention_peers import Adapter, Attention, Peer, Sequences
 from bench.measure import Ceilings, Inputs
 from ernie_vit import ErnieVisionConfig
 from ernie_vit.model.operators import choose_operators
-from ernie_vit.model.tower import VisionTower
 
 MULTIPROCESSORS = 132
 CEILINGS = Ceilings(copy=4e12, product=8e14)
@@ -82,12 +81,6 @@ def absent() -> Adapter:
     raise ModuleNotFoundError("No module named 'peer'")
 
 
-@contextmanager
-def absent_tower(_: VisionTower) -> Iterator[None]:
-    """Whether vLLM is installed here or not."""
-    yield absent()
-
-
 def pretend_peers() -> None:
     attention_peers.PEERS.clear()
     attention_peers.PEERS |= {
@@ -99,7 +92,6 @@ def pretend_peers() -> None:
         "slow": Peer(absent, quick=False),
     }
     bench_tower.ATTENTION = ("right",)
-    bench_tower.open_tower = absent_tower
 
 
 def pretend_kernels() -> None:
